@@ -1,0 +1,319 @@
+r"""The policy π_θ: a causal language model, its prompts, and the log-probabilities that the loss needs.
+
+Policy-gradient methods ask two things of a language model: samples (see `rollout.py`) and, for a given
+response o to a prompt q, the log-probability of each of its tokens,
+
+    log π_θ(o_t | q, o_<t)  =  log_softmax(logits_t / temperature)[o_t].
+
+The second is where small GPUs run out of memory: Qwen2.5 has V = 151,936 tokens, so the logits of every
+1,024 tokens fill 0.62 GB in fp32, several times over once softmax and gradients exist. `token_logprobs`
+never holds them: it takes the last hidden states, projects a few tokens at a time, and lets the backward
+pass project them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from nano_exgrpo.questions import InputError
+
+# The paper's five backbones under their short names.
+HUB_IDS = {
+    "Qwen2.5-Math-1.5B": "Qwen/Qwen2.5-Math-1.5B",
+    "Qwen2.5-Math-7B": "Qwen/Qwen2.5-Math-7B",
+    "Qwen2.5-7B-Instruct": "Qwen/Qwen2.5-7B-Instruct",
+    "Llama-3.1-8B": "meta-llama/Llama-3.1-8B",
+    "Llama-3.1-8B-Instruct": "meta-llama/Llama-3.1-8B-Instruct",
+}
+
+PLAIN_TEMPLATE = "{system}\n\nQuestion: {prompt}\nAnswer:"  # for tokenizers without a chat template
+
+
+@dataclass
+class Policy:
+    """A model with what it takes to talk to it.
+
+    model: a HF causal LM, or any module with its interface (see `token_logprobs`).
+    tokenizer: the model's tokenizer.
+    stop_ids: token ids that end a response. pad_id: fills ragged batches; never read, only masked.
+    context: most tokens, prompt and response together, that the model can attend to.
+    """
+
+    model: Any
+    tokenizer: Any
+    stop_ids: tuple[int, ...]
+    pad_id: int
+    context: int
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+
+# ------------------------------------------------------------------------------------- loading
+
+
+def resolve_device(name: str) -> torch.device:
+    """"auto" is CUDA, then MPS, then CPU. Raises InputError for a device this machine lacks."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise InputError(f"device {name} is not available here; use --device auto or cpu") from None
+    return device
+
+
+def resolve_model_name(name: str) -> str:
+    """A folder stays a folder; a short name of the paper's backbones becomes its hub id; a hub id stays.
+
+    >>> resolve_model_name("Qwen2.5-Math-1.5B")
+    'Qwen/Qwen2.5-Math-1.5B'
+    """
+    if Path(name).is_dir():
+        return name
+    if name in HUB_IDS:
+        return HUB_IDS[name]
+    organisation, slash, model = name.partition("/")
+    if slash and organisation and model and "/" not in model and not name.startswith((".", "~")):
+        return name
+    raise InputError(
+        f"model {name} is neither a folder nor a hub id of the form organisation/name; "
+        f"short names: toy, {', '.join(HUB_IDS)}"
+    )
+
+
+def load_policy(name: str, *, device: torch.device, dtype: torch.dtype = torch.float32) -> Policy:
+    """Load model and tokenizer from a folder or the hub.
+
+    Raises InputError: unknown name, hub unreachable, folder without model or tokenizer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = resolve_model_name(name)
+    local = Path(source).is_dir()
+    if local and not (Path(source) / "config.json").is_file():
+        raise InputError(f"model folder {source} has no config.json; give a folder written by save_pretrained")
+    if local and not any((Path(source) / f).is_file() for f in ("tokenizer.json", "tokenizer_config.json", "vocab.json")):
+        raise InputError(f"model folder {source} has no tokenizer; save it there with tokenizer.save_pretrained")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True)
+    except Exception as error:  # hub, network, configuration and weight errors: dozens of kinds, one remedy
+        reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
+        place = "from that folder" if local else "from the hub (check the name, the network, and its licence terms)"
+        raise InputError(f"model {source} could not be loaded {place}: {reason}") from None
+    return make_policy(model.to(device), tokenizer)
+
+
+def make_policy(model: Any, tokenizer: Any) -> Policy:
+    """Wrap a loaded model. Raises InputError if its logits are more than a projection of its hidden states."""
+    model.eval()  # dropout would make π_θ a different policy at every call
+    stop_ids = find_stop_ids(model, tokenizer)
+    if not stop_ids:
+        raise InputError("neither tokenizer nor generation_config names an end-of-sequence token; set tokenizer.eos_token")
+    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stop_ids[0]
+    context = getattr(model.config, "max_position_embeddings", None) or 2**20
+    policy = Policy(model, tokenizer, stop_ids, pad_id, context)
+    _check_projection(policy)
+    return policy
+
+
+def find_stop_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Token ids that end a response: the union of what generation_config, tokenizer and chat template name.
+
+    They differ in practice: base Qwen2.5-Math stops at <|endoftext|> by its tokenizer, while its chat
+    template ends a turn with <|im_end|>. Missing one, a policy that wants to stop talks on to the limit.
+    """
+    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ids = set(named if isinstance(named, (list, tuple)) else [named]) | {tokenizer.eos_token_id}
+    if getattr(tokenizer, "chat_template", None):
+        # What the template writes right after an assistant's words is its end of turn.
+        marker = "nano exgrpo"
+        turn = [{"role": "user", "content": "?"}, {"role": "assistant", "content": marker}]
+        text = tokenizer.apply_chat_template(turn, tokenize=False)
+        after = tokenizer(text[text.rfind(marker) + len(marker) :].lstrip(), add_special_tokens=False)["input_ids"]
+        if after and after[0] in tokenizer.all_special_ids + list(tokenizer.added_tokens_decoder):
+            ids.add(after[0])
+    return tuple(sorted(id for id in ids if id is not None))
+
+
+def _check_projection(policy: Policy) -> None:
+    """`token_logprobs` assumes logits = output_embeddings(hidden). Some architectures scale or cap them
+    afterwards (Gemma 2, Cohere, Granite); training those with wrong log-probabilities would fail silently."""
+    model = policy.model
+    ids = torch.tensor([[policy.stop_ids[0]] * 4], device=policy.device)
+    with torch.no_grad():
+        expected = model(input_ids=ids, use_cache=False).logits.float()
+        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        found = model.get_output_embeddings()(hidden).float()
+    if not torch.allclose(expected, found, rtol=1e-2, atol=1e-2 * expected.abs().max().item() + 1e-6):
+        kind = getattr(model.config, "model_type", type(model).__name__)
+        raise InputError(f"model type {kind} changes its logits after the projection, which is not supported here")
+
+
+# ------------------------------------------------------------------------------------- prompts
+
+
+def encode_prompt(policy: Policy, prompt: str, system_prompt: str) -> Tensor:
+    """Prompt ids [P] on the CPU, through the tokenizer's chat template where it has one.
+
+    An empty system prompt leaves the system message out. The template writes its own special tokens, so
+    nothing is added a second time (at most one BOS)."""
+    tokenizer = policy.tokenizer
+    if getattr(tokenizer, "chat_template", None):
+        messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
+        messages.append({"role": "user", "content": prompt})
+        try:
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # jinja2.TemplateError: some templates (Gemma's) refuse system messages
+            if not system_prompt:
+                raise InputError(f"the tokenizer's chat template failed: {error}") from None
+            merged = [{"role": "user", "content": f"{system_prompt}\n\n{prompt}"}]
+            text = tokenizer.apply_chat_template(merged, tokenize=False, add_generation_prompt=True)
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    else:
+        text = PLAIN_TEMPLATE.format(system=system_prompt, prompt=prompt).strip()
+        ids = tokenizer(text)["input_ids"]
+        if ids and ids[-1] in policy.stop_ids:
+            ids = ids[:-1]  # some tokenizers close every text with EOS, which would end the response unsaid
+    return torch.tensor(ids, dtype=torch.long)
+
+
+# ---------------------------------------------------------------------------- log-probabilities
+
+
+def response_mask(response_ids: Sequence[Tensor]) -> Tensor:
+    """[B, T] bool, true on response tokens. By position, never by token id: pad may equal EOS, and the EOS
+    that ends a response is an action like any other, or the policy never learns to stop.
+
+    >>> response_mask([torch.tensor([5, 6, 0]), torch.tensor([0])]).int().tolist()
+    [[1, 1, 1], [1, 0, 0]]
+    """
+    lengths = torch.tensor([len(r) for r in response_ids])  # [B]
+    return torch.arange(int(lengths.max()))[None, :] < lengths[:, None]  # [B, T]
+
+
+def token_logprobs(
+    policy: Policy,
+    prompt_ids: Sequence[Tensor],
+    response_ids: Sequence[Tensor],
+    *,
+    temperature: float = 1.0,
+    with_entropy: bool = True,
+    chunk_bytes: int = 256 * 2**20,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """log π_θ of every response token, and the entropy of the distribution that it was drawn from.
+
+    prompt_ids, response_ids: B ragged rows of token ids. temperature: the sampling temperature, because
+    π_θ is the distribution that is sampled from. chunk_bytes: most bytes of fp32 logits at a time.
+    Returns logprobs [B, T] in nats, entropies [B, T] in nats (None unless asked for), mask [B, T]; all fp32
+    (fp64 for an fp64 model), zero outside the mask. Gradients flow through both.
+    """
+    device = policy.device
+    lengths = [len(p) + len(r) for p, r in zip(prompt_ids, response_ids, strict=True)]
+    ids = torch.full((len(lengths), max(lengths)), policy.pad_id)  # [B, S]
+    attention = torch.zeros_like(ids)  # [B, S]
+    for row, (prompt, response) in enumerate(zip(prompt_ids, response_ids)):
+        ids[row, : lengths[row]] = torch.cat([prompt, response])
+        attention[row, : lengths[row]] = 1
+    mask = response_mask(response_ids)  # [B, T]
+
+    # Padding stands on the right, where causal attention never looks: positions are simply 0, 1, 2, …
+    hidden = policy.model.base_model(
+        input_ids=ids.to(device), attention_mask=attention.to(device), use_cache=False
+    ).last_hidden_state  # [B, S, H]
+
+    # The token at position p is predicted by the hidden state at p − 1.
+    rows, steps = mask.nonzero(as_tuple=True)  # [N], [N]: the N real response tokens
+    positions = torch.tensor([len(p) for p in prompt_ids])[rows] + steps  # [N]
+    targets = ids[rows, positions].to(device)  # [N]
+    hidden = hidden[rows.to(device), (positions - 1).to(device)]  # [N, H]
+
+    projection = policy.model.get_output_embeddings()
+    chunk = max(1, chunk_bytes // (4 * projection.weight.shape[0]))
+    parts = [
+        checkpoint(_project, projection, h, t, temperature, with_entropy, use_reentrant=False)
+        if torch.is_grad_enabled()
+        else _project(projection, h, t, temperature, with_entropy)
+        for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True)
+    ]
+    place = (rows.to(device), steps.to(device))
+
+    def unpack(values: list[Tensor]) -> Tensor:
+        flat = torch.cat(values)  # [N]
+        return flat.new_zeros(mask.shape).index_put(place, flat)  # [B, T]
+
+    logprobs = unpack([logprob for logprob, _ in parts])
+    entropies = unpack([entropy for _, entropy in parts]) if with_entropy else None
+    return logprobs, entropies, mask.to(device)
+
+
+def _project(
+    projection: torch.nn.Module, hidden: Tensor, targets: Tensor, temperature: float, with_entropy: bool
+) -> tuple[Tensor, Tensor | None]:
+    """hidden [N, H], targets [N] → log-probability [N] and entropy [N] of a chunk of tokens."""
+    logits = projection(hidden)  # [N, V]
+    logits = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
+    normaliser = logits.logsumexp(-1)  # [N]
+    logprob = logits.gather(-1, targets[:, None]).squeeze(-1) - normaliser  # [N]
+    if not with_entropy:
+        return logprob, None
+    # H = −Σ p log p = log Z − Σ p · logit
+    entropy = normaliser - ((logits - normaliser[:, None]).exp() * logits).sum(-1)  # [N]
+    return logprob, entropy
+
+
+def mean_entropies(
+    policy: Policy,
+    prompt_ids: Sequence[Tensor],
+    response_ids: Sequence[Tensor],
+    *,
+    temperature: float = 1.0,
+    token_budget: int = 16_384,
+    chunk_bytes: int = 256 * 2**20,
+) -> Tensor:
+    """[B] mean token entropy of each response under the current policy, in nats, without gradient.
+
+    The mean runs over the response tokens only, EOS included. (The released code's mask is inverted, so it
+    averages over the padding.)"""
+    means = torch.zeros(len(response_ids))
+    with torch.no_grad():
+        for batch in token_batches([len(p) + len(r) for p, r in zip(prompt_ids, response_ids)], token_budget):
+            _, entropies, mask = token_logprobs(
+                policy,
+                [prompt_ids[i] for i in batch],
+                [response_ids[i] for i in batch],
+                temperature=temperature,
+                chunk_bytes=chunk_bytes,
+            )
+            means[batch] = (entropies.sum(-1) / mask.sum(-1)).float().cpu()  # entropies are 0 outside the mask
+    return means
+
+
+def token_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
+    """Split rows into batches of like length whose padded size (rows × longest) stays within the budget.
+
+    Returns lists of row indices, longest rows first, so that running out of memory happens at once and not
+    after minutes. A row longer than the budget stands alone.
+
+    >>> token_batches([3, 9, 4, 10], token_budget=20)
+    [[3, 1], [2, 0]]
+    """
+    batches: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        longest = lengths[batches[-1][0]] if batches else 0
+        if batches and (len(batches[-1]) + 1) * longest <= token_budget:
+            batches[-1].append(row)
+        else:
+            batches.append([row])
+    return batches
+
+

@@ -1,0 +1,229 @@
+"""Questions: what the policy is asked, where the questions come from, and in which order.
+
+A question is a prompt with a known final answer. The answer is all the supervision there is: no
+reference solution is shown to the policy, only whether its own final answer is right (RLVR).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class InputError(ValueError):
+    """The user's input cannot be used. The message is one sentence that names it and the fix.
+
+    Scripts print it and exit with code 2; it never comes with a traceback."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question with its known answer a.
+
+    id: unique within a data set; the replay buffer and the retired set are keyed by it.
+    prompt: what the user asks, before the chat template.
+    answer: the final answer only, as plain text or LaTeX; for multiple choice the letter.
+    choices: the options of a multiple-choice question in the order of their letters, else empty.
+    source: the data set's name.
+    """
+
+    id: str
+    prompt: str
+    answer: str
+    choices: tuple[str, ...] = ()
+    source: str = ""
+
+
+# --------------------------------------------------------------------------------------- toy sums
+
+
+def sum_questions(count: int, *, seed: int, terms: tuple[int, int] = (2, 5), largest: int = 9) -> list[Question]:
+    """`count` different sums such as "3 + 8 + 5", the toy's task.
+
+    terms: fewest and most terms of a sum, both included; largest: every term lies in 1..largest.
+    Raises InputError when there are not that many different sums.
+    """
+    least, most = terms
+    possible = sum(largest**n for n in range(least, most + 1))
+    if not 1 <= least <= most or largest < 1:
+        raise InputError(f"toy sums need 1 <= fewest terms <= most terms and numbers from 1 up, got {terms}, {largest}")
+    if count > possible:
+        raise InputError(f"there are only {possible} different sums of {least} to {most} terms, asked for {count}")
+    rng = random.Random(seed)
+    seen: dict[tuple[int, ...], None] = {}
+    while len(seen) < count:
+        length = rng.randint(least, most)
+        numbers = tuple(rng.randint(1, largest) for _ in range(length))
+        if least < most and largest**length < count and rng.random() < 0.5:
+            continue  # short sums run out early: do not keep drawing them
+        seen.setdefault(numbers)
+    return [Question("sum-" + "-".join(map(str, n)), " + ".join(map(str, n)), str(sum(n)), source="sums") for n in seen]
+
+
+# --------------------------------------------------------------------------------- JSONL and the hub
+
+
+def load_questions(
+    source: str, *, question_field: str = "question", answer_field: str = "answer", split: str = "train"
+) -> list[Question]:
+    """Questions from a JSONL file, or from a data set of the Hugging Face hub (needs `datasets`).
+
+    source: a path that ends in .jsonl/.json or exists, else a hub id, with an optional configuration after a
+    colon ("openai/gsm8k:main"). split: used for the hub only.
+    Raises InputError: file missing or malformed (with its line), a field missing, no rows, hub unreachable.
+    """
+    path = Path(source)
+    if path.is_dir():
+        raise InputError(f"data {source} is a folder; give a .jsonl file in it or a hub id")
+    if path.is_file() or path.suffix in (".jsonl", ".json"):
+        rows: Iterable[tuple[str, dict[str, Any]]] = read_jsonl(path)
+    else:
+        rows = _read_hub(source, split)
+    questions = [to_question(row, where, question_field, answer_field, name=path.stem) for where, row in rows]
+    if not questions:
+        raise InputError(f"data {source} holds no questions")
+    unique = {q.id: q for q in questions}
+    if len(unique) < len(questions):
+        # Ids key the buffer, so they must differ: number the rows instead.
+        questions = [
+            Question(f"{path.stem}-{i}", q.prompt, q.answer, q.choices, q.source) for i, q in enumerate(questions)
+        ]
+    return questions
+
+
+def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, row) for every non-blank line; place reads "FILE line N". Raises InputError."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"data file {path} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"data file {path} cannot be read as UTF-8 text: {error}") from None
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{path} line {number}"
+        try:
+            row = json.loads(line)
+        except (json.JSONDecodeError, RecursionError):
+            raise InputError(f"{where} is not valid JSON; the file must hold one JSON object a line") from None
+        if not isinstance(row, dict):
+            raise InputError(f"{where} is not a JSON object; the file must hold one JSON object a line")
+        yield where, row
+
+
+def _read_hub(name: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        import datasets
+    except ImportError:
+        raise InputError(f"data set {name} is on the hub, which needs: pip install datasets") from None
+    hub_id, _, configuration = name.partition(":")
+    try:
+        rows = datasets.load_dataset(hub_id, configuration or None, split=split)
+    except Exception as error:  # the hub library raises dozens of kinds; its own sentence says which
+        reason = str(error).split("\n")[0][:200]
+        raise InputError(
+            f"data set {hub_id} (split {split}) could not be loaded from the hub: {reason}; "
+            f"check its name and the network, or give a .jsonl file"
+        ) from None
+    for number, row in enumerate(rows):
+        yield f"{name} row {number}", dict(row)
+
+
+def to_question(row: dict[str, Any], where: str, question_field: str, answer_field: str, *, name: str) -> Question:
+    """One row to a Question. Understands, beside the named fields, GSM8K's "… #### 42" answers and the
+    layout of Elliott/Openr1-Math-46k-8192 (`prompt`: chat messages, `reward_model.ground_truth`).
+    Raises InputError, naming `where` and the field."""
+    if question_field not in row and isinstance(row.get("reward_model"), dict):
+        prompt, answer = _last_user_message(row.get("prompt")), row["reward_model"].get("ground_truth")
+        missing = "prompt" if prompt is None else "reward_model.ground_truth"
+    else:
+        prompt, answer = row.get(question_field), row.get(answer_field)
+        missing = question_field if prompt is None else answer_field
+    if prompt is None or answer is None:
+        raise InputError(
+            f"{where} has no field '{missing}' (it has: {', '.join(sorted(row)) or 'none'}); "
+            f"name the right ones with --question-field and --answer-field"
+        )
+    if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
+        raise InputError(f"{where}: field '{answer_field}' must be text or a number, not {type(answer).__name__}")
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise InputError(f"{where}: field '{question_field}' must be non-empty text")
+    answer = final_answer(str(answer))
+    if not answer:
+        raise InputError(f"{where}: field '{answer_field}' is empty")
+    choices = tuple(map(str, row.get("choices") or ())) if isinstance(row.get("choices"), (list, tuple)) else ()
+    return Question(str(row.get("id", where)), prompt.strip(), answer, choices, str(row.get("source", name)))
+
+
+def final_answer(answer: str) -> str:
+    r"""GSM8K's answers are whole solutions that end in "#### answer": keep what stands after the mark.
+
+    >>> final_answer("2+2 = <<2+2=4>>4 apples.\n#### 1,004")
+    '1,004'
+    """
+    return answer.rsplit("####", 1)[-1].strip()
+
+
+def _last_user_message(prompt: Any) -> str | None:
+    if isinstance(prompt, str):
+        return prompt
+    messages = prompt if isinstance(prompt, (list, tuple)) else []
+    users = [m.get("content") for m in messages if isinstance(m, dict) and m.get("role") == "user"]
+    return users[-1] if users else None
+
+
+# ------------------------------------------------------------------------------- split and order
+
+
+def split_held_out(questions: list[Question], count: int, *, seed: int) -> tuple[list[Question], list[Question]]:
+    """(train, held out): `count` random questions are set aside; no prompt stands on both sides.
+
+    Raises InputError when fewer than one training question would be left."""
+    order = list(questions)
+    random.Random(seed).shuffle(order)
+    held_out = order[:count]
+    asked = {q.prompt for q in held_out}
+    train = [q for q in order[count:] if q.prompt not in asked]
+    if not train:
+        raise InputError(f"{len(questions)} questions are too few to hold {count} out; lower --held-out")
+    return train, held_out
+
+
+class QuestionSampler:
+    """Draws fresh questions, every one once an epoch, in an order shuffled anew each epoch."""
+
+    def __init__(self, questions: list[Question], *, seed: int) -> None:
+        self.questions = {q.id: q for q in questions}
+        self.rng = random.Random(seed)
+        self.epoch = 0
+        self.queue: list[str] = []  # what is left of this epoch, next one last
+
+    def draw(self, count: int, *, skip: Collection[str] = ()) -> list[Question]:
+        """`count` different questions, none of them in `skip` (retired, or replayed in this step).
+
+        Returns fewer only when fewer than `count` questions are outside `skip`."""
+        drawn: dict[str, Question] = {}
+        available = sum(1 for id in self.questions if id not in skip)
+        while len(drawn) < min(count, available):
+            if not self.queue:
+                self.epoch += 1
+                self.queue = list(self.questions)
+                self.rng.shuffle(self.queue)
+            id = self.queue.pop()
+            if id not in skip and id not in drawn:
+                drawn[id] = self.questions[id]
+        return list(drawn.values())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "queue": list(self.queue), "rng": self.rng.getstate()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch = state["epoch"]
+        self.queue = list(state["queue"])
+        version, internal, gauss = state["rng"]
+        self.rng.setstate((version, tuple(internal), gauss))

@@ -1,0 +1,188 @@
+"""Rollouts: K responses to each question, sampled from exactly the policy that is trained.
+
+The gradient estimate E[A · ∇ log π_θ] is only right if the responses come from π_θ itself. Whatever cuts
+or bends the sampling distribution (top-k, top-p, a repetition penalty) must be off, and HF `generate`
+turns some of it on by itself: it fills every field that one leaves open from the checkpoint's
+`generation_config` (Qwen2.5: top_k 20, top_p 0.8, repetition_penalty 1.05), and then from its own
+defaults (top_k 50). So the model's configuration is swapped for a bare one while it generates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nano_exgrpo.policy import Policy
+
+
+@dataclass
+class Trajectory:
+    """One response o to one question q, with all that the method needs to know about it.
+
+    prompt_ids [P], response_ids [T]: token ids on the CPU; the EOS that ends a response is its last token.
+    text: the response without special tokens, as the checker reads it.
+    truncated: it reached the length limit without an EOS.
+    reward: r ∈ {0, 1}. entropy: mean token entropy in nats when it was last scored.
+    logprobs [T]: log π_past of each token under the policy that generated it, in nats, on the CPU; None
+        until they are computed.
+    replayed: it comes from the buffer; its behaviour policy is a past one.
+    """
+
+    question_id: str
+    prompt_ids: Tensor
+    response_ids: Tensor
+    text: str
+    truncated: bool = False
+    reward: float = 0.0
+    entropy: float = float("nan")
+    logprobs: Tensor | None = field(default=None, repr=False)
+    replayed: bool = False
+
+
+def generate_responses(
+    policy: Policy,
+    prompts: Sequence[Tensor],
+    samples: int,
+    *,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    max_new_tokens: int,
+    batch_size: int = 64,
+    on_batch: Callable[[list[int], list[list[Tensor]]], None] | None = None,
+) -> list[list[Tensor]]:
+    """`samples` responses to each prompt.
+
+    prompts: ragged prompt ids [P] each. temperature: 0 is greedy. batch_size: most sequences per `generate`
+    call (at least one prompt with all its samples). on_batch: called with (prompt indices, their responses)
+    as soon as a batch is done, for progress bars and streaming.
+    Returns for every prompt a list of `samples` response id tensors [T], T ≤ max_new_tokens, EOS kept.
+    Raises ValueError when prompt and response would not fit the model's context.
+    """
+    longest = max(len(p) for p in prompts)
+    if longest + max_new_tokens > policy.context:
+        raise ValueError(
+            f"a prompt of {longest} tokens and {max_new_tokens} new ones exceed the model's context of {policy.context}"
+        )
+    responses: list[list[Tensor]] = [[] for _ in prompts]
+    # Prompts of like length share a batch, so that little of it is padding.
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    per_batch = max(1, batch_size // samples)
+    for start in range(0, len(order), per_batch):
+        batch = order[start : start + per_batch]
+        sequences = _generate_batch(policy, [prompts[i] for i in batch], samples, temperature, top_p, max_new_tokens)
+        for place, row in enumerate(batch):
+            responses[row] = sequences[place * samples : (place + 1) * samples]
+        if on_batch is not None:
+            on_batch(batch, [responses[row] for row in batch])
+    return responses
+
+
+def _generate_batch(
+    policy: Policy, prompts: list[Tensor], samples: int, temperature: float, top_p: float, max_new_tokens: int
+) -> list[Tensor]:
+    """One `generate` call; rows 0..samples−1 of the result belong to prompt 0, the next ones to prompt 1, …"""
+    width = max(len(p) for p in prompts)
+    ids = torch.full((len(prompts), width), policy.pad_id)  # [B, P], padded on the left
+    attention = torch.zeros_like(ids)  # [B, P]
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = prompt
+        attention[row, width - len(prompt) :] = 1
+    with torch.no_grad(), bare_generation(policy.model) as generate:
+        output = generate(
+            input_ids=ids.to(policy.device),
+            attention_mask=attention.to(policy.device),
+            generation_config=sampling_config(policy, temperature, max_new_tokens, samples, top_p=top_p),
+        )  # [B·samples, P + T]
+    sequences = [cut_at_stop(row, policy.stop_ids) for row in output[:, width:].cpu()]
+    return sequences if temperature else [row for row in sequences for _ in range(samples)]
+
+
+def sampling_config(policy: Policy, temperature: float, max_new_tokens: int, samples: int, *, top_p: float = 1.0) -> Any:
+    """The GenerationConfig of the bare softmax at `temperature`: every filter explicitly off."""
+    from transformers import GenerationConfig
+
+    greedy = temperature == 0
+    return GenerationConfig(
+        do_sample=not greedy,
+        temperature=None if greedy else temperature,
+        top_k=None if greedy else 0,
+        top_p=None if greedy else top_p,
+        num_beams=1,
+        repetition_penalty=1.0,
+        num_return_sequences=1 if greedy else samples,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=list(policy.stop_ids),
+        pad_token_id=policy.pad_id,
+    )
+
+
+@contextmanager
+def bare_generation(model: Any) -> Iterator[Callable[..., Tensor]]:
+    """`model.generate` with its own generation_config out of the way and the KV cache on.
+
+    Gradient checkpointing, if on, is paused: it would switch the cache off and make generation quadratic."""
+    from transformers import GenerationConfig
+
+    own = model.generation_config
+    checkpointing = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+    model.generation_config = GenerationConfig()
+    if checkpointing:
+        model.gradient_checkpointing_disable()
+    try:
+        yield model.generate
+    finally:
+        model.generation_config = own
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+
+
+def cut_at_stop(ids: Tensor, stop_ids: Sequence[int]) -> Tensor:
+    """Response ids up to and with the first stop token; all of them where there is none.
+
+    >>> cut_at_stop(torch.tensor([7, 8, 0, 3]), stop_ids=(0,)).tolist()
+    [7, 8, 0]
+    """
+    stops = torch.isin(ids, torch.tensor(stop_ids)).nonzero()
+    return ids[: int(stops[0]) + 1] if len(stops) else ids
+
+
+def rollout(
+    policy: Policy,
+    questions: Sequence[tuple[str, Tensor]],
+    samples: int,
+    *,
+    temperature: float,
+    max_new_tokens: int,
+    batch_size: int = 64,
+) -> list[list[Trajectory]]:
+    """One group of `samples` trajectories for each (question id, prompt ids [P])."""
+    if not questions or samples == 0:
+        return [[] for _ in questions]
+    groups = generate_responses(
+        policy,
+        [prompt for _, prompt in questions],
+        samples,
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+    )
+    return [
+        [make_trajectory(policy, question_id, prompt, response) for response in group]
+        for (question_id, prompt), group in zip(questions, groups, strict=True)
+    ]
+
+
+def make_trajectory(policy: Policy, question_id: str, prompt_ids: Tensor, response_ids: Tensor) -> Trajectory:
+    ids = response_ids.tolist()
+    return Trajectory(
+        question_id,
+        prompt_ids,
+        response_ids,
+        text=policy.tokenizer.decode(ids, skip_special_tokens=True),
+        truncated=not ids or ids[-1] not in policy.stop_ids,
+    )
