@@ -82,7 +82,7 @@ def load_questions(
     if path.is_file() or path.suffix in (".jsonl", ".json"):
         rows: Iterable[tuple[str, dict[str, Any]]] = read_jsonl(path)
     else:
-        rows = _read_hub(source, split)
+        rows = read_hub(source, split)
     questions = [to_question(row, where, question_field, answer_field, name=path.stem) for where, row in rows]
     if not questions:
         raise InputError(f"data {source} holds no questions")
@@ -116,7 +116,7 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield where, row
 
 
-def _read_hub(name: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_hub(name: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         import datasets
     except ImportError:
