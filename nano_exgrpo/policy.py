@@ -134,15 +134,20 @@ def find_stop_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """
     named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ids = set(named if isinstance(named, (list, tuple)) else [named]) | {tokenizer.eos_token_id}
-    if getattr(tokenizer, "chat_template", None):
-        # What the template writes right after an assistant's words is its end of turn.
-        marker = "nano exgrpo"
-        turn = [{"role": "user", "content": "?"}, {"role": "assistant", "content": marker}]
-        text = tokenizer.apply_chat_template(turn, tokenize=False)
-        after = tokenizer(text[text.rfind(marker) + len(marker) :].lstrip(), add_special_tokens=False)["input_ids"]
-        if after and after[0] in tokenizer.all_special_ids + list(tokenizer.added_tokens_decoder):
-            ids.add(after[0])
+    ids.add(end_of_turn(tokenizer))
     return tuple(sorted(id for id in ids if id is not None))
+
+
+def end_of_turn(tokenizer: Any) -> int | None:
+    """The token that closes an assistant's turn: what the chat template writes after its words, else EOS."""
+    if getattr(tokenizer, "chat_template", None):
+        words = "nano exgrpo"
+        turn = [{"role": "user", "content": "?"}, {"role": "assistant", "content": words}]
+        text = tokenizer.apply_chat_template(turn, tokenize=False)
+        after = tokenizer(text[text.rfind(words) + len(words) :].lstrip(), add_special_tokens=False)["input_ids"]
+        if after and after[0] in tokenizer.added_tokens_decoder:
+            return after[0]
+    return tokenizer.eos_token_id
 
 
 def _check_projection(policy: Policy) -> None:

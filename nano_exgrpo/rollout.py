@@ -47,22 +47,23 @@ class Trajectory:
 def generate_responses(
     policy: Policy,
     prompts: Sequence[Tensor],
-    samples: int,
+    samples: int | Sequence[int],
     *,
     temperature: float = 1.0,
     top_p: float = 1.0,
     max_new_tokens: int,
     batch_size: int = 64,
-    on_batch: Callable[[list[int], list[list[Tensor]]], None] | None = None,
+    on_batch: Callable[[list[int], list[Tensor]], None] | None = None,
 ) -> list[list[Tensor]]:
     """`samples` responses to each prompt.
 
-    prompts: ragged prompt ids [P] each. temperature: 0 is greedy. batch_size: most sequences per `generate`
-    call (at least one prompt with all its samples). on_batch: called with (prompt indices, their responses)
-    as soon as a batch is done, for progress bars and streaming.
-    Returns for every prompt a list of `samples` response id tensors [T], T ≤ max_new_tokens, EOS kept.
+    prompts: ragged prompt ids [P] each. samples: one number for all prompts or one for each. temperature: 0 is
+    greedy. batch_size: most sequences in one `generate` call; a group may be spread over several.
+    on_batch: called as soon as a batch is done, with the prompt index of each of its rows and the responses.
+    Returns for every prompt a list of its response ids [T], T ≤ max_new_tokens, EOS kept.
     Raises ValueError when prompt and response would not fit the model's context.
     """
+    counts = [samples] * len(prompts) if isinstance(samples, int) else list(samples)
     longest = max(len(p) for p in prompts)
     if longest + max_new_tokens > policy.context:
         raise ValueError(
@@ -71,21 +72,21 @@ def generate_responses(
     responses: list[list[Tensor]] = [[] for _ in prompts]
     # Prompts of like length share a batch, so that little of it is padding.
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    per_batch = max(1, batch_size // samples)
-    for start in range(0, len(order), per_batch):
-        batch = order[start : start + per_batch]
-        sequences = _generate_batch(policy, [prompts[i] for i in batch], samples, temperature, top_p, max_new_tokens)
-        for place, row in enumerate(batch):
-            responses[row] = sequences[place * samples : (place + 1) * samples]
+    rows = [i for i in order for _ in range(counts[i])]
+    for start in range(0, len(rows), batch_size):
+        batch = rows[start : start + batch_size]
+        sequences = _generate_batch(policy, [prompts[i] for i in batch], temperature, top_p, max_new_tokens)
+        for row, sequence in zip(batch, sequences, strict=True):
+            responses[row].append(sequence)
         if on_batch is not None:
-            on_batch(batch, [responses[row] for row in batch])
+            on_batch(batch, sequences)
     return responses
 
 
 def _generate_batch(
-    policy: Policy, prompts: list[Tensor], samples: int, temperature: float, top_p: float, max_new_tokens: int
+    policy: Policy, prompts: list[Tensor], temperature: float, top_p: float, max_new_tokens: int
 ) -> list[Tensor]:
-    """One `generate` call; rows 0..samples−1 of the result belong to prompt 0, the next ones to prompt 1, …"""
+    """One `generate` call: one response for each row."""
     width = max(len(p) for p in prompts)
     ids = torch.full((len(prompts), width), policy.pad_id)  # [B, P], padded on the left
     attention = torch.zeros_like(ids)  # [B, P]
@@ -96,13 +97,12 @@ def _generate_batch(
         output = generate(
             input_ids=ids.to(policy.device),
             attention_mask=attention.to(policy.device),
-            generation_config=sampling_config(policy, temperature, max_new_tokens, samples, top_p=top_p),
-        )  # [B·samples, P + T]
-    sequences = [cut_at_stop(row, policy.stop_ids) for row in output[:, width:].cpu()]
-    return sequences if temperature else [row for row in sequences for _ in range(samples)]
+            generation_config=sampling_config(policy, temperature, max_new_tokens, top_p=top_p),
+        )  # [B, P + T]
+    return [cut_at_stop(row, policy.stop_ids) for row in output[:, width:].cpu()]
 
 
-def sampling_config(policy: Policy, temperature: float, max_new_tokens: int, samples: int, *, top_p: float = 1.0) -> Any:
+def sampling_config(policy: Policy, temperature: float, max_new_tokens: int, *, top_p: float = 1.0) -> Any:
     """The GenerationConfig of the bare softmax at `temperature`: every filter explicitly off."""
     from transformers import GenerationConfig
 
@@ -114,7 +114,6 @@ def sampling_config(policy: Policy, temperature: float, max_new_tokens: int, sam
         top_p=None if greedy else top_p,
         num_beams=1,
         repetition_penalty=1.0,
-        num_return_sequences=1 if greedy else samples,
         max_new_tokens=max_new_tokens,
         eos_token_id=list(policy.stop_ids),
         pad_token_id=policy.pad_id,
@@ -154,20 +153,20 @@ def cut_at_stop(ids: Tensor, stop_ids: Sequence[int]) -> Tensor:
 def rollout(
     policy: Policy,
     questions: Sequence[tuple[str, Tensor]],
-    samples: int,
+    samples: int | Sequence[int],
     *,
     temperature: float,
     max_new_tokens: int,
     batch_size: int = 64,
+    top_p: float = 1.0,
 ) -> list[list[Trajectory]]:
-    """One group of `samples` trajectories for each (question id, prompt ids [P])."""
-    if not questions or samples == 0:
-        return [[] for _ in questions]
+    """One group of `samples` trajectories for each (question id, prompt ids [P]); see `generate_responses`."""
     groups = generate_responses(
         policy,
         [prompt for _, prompt in questions],
         samples,
         temperature=temperature,
+        top_p=top_p,
         max_new_tokens=max_new_tokens,
         batch_size=batch_size,
     )

@@ -1,0 +1,185 @@
+"""Every setting, with its meaning, its unit and the paper's value; the command line is made from it.
+
+A value is resolved in the order: flag on the command line, then preset, then the default written here.
+`runs/<name>/config.json` records what came out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import typing
+from dataclasses import dataclass
+from typing import Any
+
+from nano_exgrpo.questions import InputError
+
+SYSTEM_PROMPT = "Please reason step by step, and put your final answer within \\boxed{}."
+
+
+def setting(default: Any, help: str, *, paper: Any = None, choices: tuple[str, ...] | None = None) -> Any:
+    """A dataclass field that explains itself. paper: the value of the released run, if it differs or matters."""
+    return dataclasses.field(default=default, metadata={"help": help, "paper": paper, "choices": choices})
+
+
+@dataclass
+class TrainConfig:
+    # ---- what to train, on what
+    model: str = setting("toy", "toy, a model folder, a hub id, or a short name such as Qwen2.5-Math-1.5B")
+    data: str = setting("", "questions: a .jsonl file or a hub id[:configuration]; empty: toy sums for the toy, GSM8K for a real model", paper="Elliott/Openr1-Math-46k-8192")
+    question_field: str = setting("question", "name of the question's field in the data")
+    answer_field: str = setting("answer", "name of the answer's field in the data")
+    split: str = setting("train", "split of a hub data set")
+    held_out: int = setting(200, "questions set aside for evaluation, never trained on")
+    system_prompt: str = setting(SYSTEM_PROMPT, "system message of every prompt; empty leaves it out")
+    preset: str = setting("auto", "settings to start from: toy, 24gb (one small GPU) or paper; auto: toy for the toy, else 24gb", choices=("auto", "toy", "24gb", "paper", "none"))
+    # ---- the method
+    algo: str = setting("exgrpo", "exgrpo, or grpo: the same loop without replay and retirement", choices=("exgrpo", "grpo"))
+    steps: int = setting(100, "training steps", paper=700)
+    questions_per_step: int = setting(32, "B, questions a step", paper=128)
+    group_size: int = setting(8, "K, trajectories a question", paper=8)
+    replay_ratio: float = setting(0.5, "rho, the largest share of a step's questions that is replayed", paper=0.5)
+    start_threshold: float = setting(0.35, "delayed start: store and replay once a step's fresh success rate exceeds this; -1 starts at once", paper=0.35)
+    question_draw: str = setting("gaussian", "which questions to replay", paper="gaussian", choices=("gaussian", "uniform"))
+    draw_sigma: float = setting(1.0, "sigma of the question draw, in counts of successes; K makes it 1 in rates", paper=1.0)
+    trajectory_choice: str = setting("lowest", "which stored success to replay, by entropy under the current policy", paper="lowest", choices=("lowest", "random", "highest"))
+    max_per_question: int = setting(0, "most stored successes of one question, the newest; 0 keeps all", paper=0)
+    retire: bool = setting(True, "never ask again what all K trajectories solved", paper=True)
+    shaping: bool = setting(True, "shape the replayed weight, f(w) = w/(w+beta)", paper=True)
+    beta: float = setting(0.1, "beta of the shaping", paper=0.1)
+    importance_correction: bool = setting(True, "weigh replayed tokens by pi_theta/pi_past", paper=True)
+    clip_range: float = setting(0.2, "epsilon of the PPO clip", paper=0.2)
+    clip_when_mixed: bool = setting(True, "clip fresh rows also once replay has started (the released code does not)", paper=True)
+    normalize_rows: bool = setting(True, "divide the loss by the number of rows as well as by L (the released code: by L alone)", paper=False)
+    normalize_std: bool = setting(False, "divide advantages by the group's standard deviation", paper=False)
+    entropy_coef: float = setting(0.0, "entropy bonus, times the mean entropy of the trained tokens", paper=0.001)
+    temperature: float = setting(1.0, "sampling temperature of rollouts; the trained distribution is the sampled one", paper=1.0)
+    max_prompt_length: int = setting(1024, "tokens; longer prompts are skipped and counted", paper=1024)
+    max_response_length: int = setting(1024, "L, tokens; also the loss's constant length", paper=8192)
+    # ---- optimisation
+    updates_per_step: int = setting(1, "optimiser steps a batch, each on its share of the groups", paper=2)
+    lr: float = setting(1e-6, "learning rate, constant", paper=1e-6)
+    weight_decay: float = setting(0.0, "AdamW's weight decay", paper=0.01)
+    grad_clip: float = setting(1.0, "largest gradient norm", paper=1.0)
+    # ---- memory and speed
+    device: str = setting("auto", "auto (CUDA, then MPS, then CPU), or a torch device")
+    train_batch_tokens: int = setting(8192, "tokens, padding included, in one forward and backward")
+    rollout_batch: int = setting(64, "sequences in one generate call")
+    logits_megabytes: int = setting(256, "most megabytes of fp32 logits at a time")
+    gradient_checkpointing: bool = setting(False, "recompute activations in backward: less memory, a third more time")
+    threads: int = setting(0, "CPU threads; 0 leaves torch's choice")
+    # ---- supervised warm-up
+    warmup_steps: int = setting(0, "supervised steps before RL; 0 for none")
+    warmup_data: str = setting("", "demonstrations for the warm-up of a real model: .jsonl of question and response")
+    warmup_batch: int = setting(64, "demonstrations a warm-up step")
+    warmup_lr: float = setting(2e-3, "peak learning rate of the warm-up")
+    warmup_cache: bool = setting(True, "reuse a toy policy that was warmed up with the same settings")
+    # ---- the toy
+    toy_questions: int = setting(1000, "training questions")
+    toy_fewest_terms: int = setting(2, "fewest terms of a sum")
+    toy_most_terms: int = setting(5, "most terms of a sum")
+    toy_reasoning: float = setting(0.2, "share of the demonstrations that reason; the rest guess")
+    # ---- the run
+    seed: int = setting(0, "seed of everything random")
+    run: str = setting("", "run folder; empty: runs/<model>-<algo>-seed<seed>")
+    overwrite: bool = setting(False, "replace the run that is already in the run folder")
+    eval_every: int = setting(20, "steps between evaluations on held-out questions; 0: only before and after")
+    eval_samples: int = setting(1, "responses to each held-out question")
+    eval_temperature: float = setting(0.6, "sampling temperature of evaluations", paper=0.6)
+    save_every: int = setting(0, "steps between checkpoints; 0: only when interrupted")
+    log_samples: int = setting(8, "trajectories of each step written to samples.jsonl, with the entropy of each token; -1 for all")
+    resume: str = setting("", "run folder to go on with, at its last checkpoint")
+
+
+# What a preset changes. A flag on the command line still wins.
+PRESETS: dict[str, dict[str, Any]] = {
+    "none": {},
+    # A laptop's two cores: from nothing to a learned skill in two minutes.
+    "toy": dict(
+        steps=100, questions_per_step=16, lr=2e-4, max_prompt_length=32, max_response_length=12, system_prompt="",
+        rollout_batch=512, train_batch_tokens=8192, warmup_steps=1000, threads=1, eval_every=20,
+    ),
+    # Qwen2.5-Math-1.5B on one 24 GB card.
+    "24gb": dict(
+        steps=200, questions_per_step=32, max_prompt_length=512, max_response_length=1024, rollout_batch=64,
+        train_batch_tokens=4096, gradient_checkpointing=True, save_every=20, max_per_question=8,
+    ),
+    # The released run (8 GPUs): for reference, and for those who have them.
+    "paper": dict(
+        data="Elliott/Openr1-Math-46k-8192", steps=700, questions_per_step=128, updates_per_step=2,
+        max_prompt_length=1024, max_response_length=8192, entropy_coef=0.001, weight_decay=0.01,
+        gradient_checkpointing=True, save_every=20,
+    ),
+}  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser, config: type) -> None:
+    """One option for every field: `group_size` becomes --group-size, booleans also get a --no- form.
+
+    Options that are not given stay out of the parsed namespace, so that presets can tell."""
+    types_of = typing.get_type_hints(config)
+    for field in dataclasses.fields(config):
+        default, paper = field.default, field.metadata["paper"]
+        text = field.metadata["help"] + f" (default: {default!r}" + (f"; paper: {paper!r})" if paper is not None else ")")
+        options: dict[str, Any] = {"help": text.replace("%", "%%"), "default": argparse.SUPPRESS, "dest": field.name}
+        if types_of[field.name] is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        else:
+            options.update(type=types_of[field.name], choices=field.metadata["choices"])
+            if options["choices"] is None:
+                options["metavar"] = types_of[field.name].__name__.upper()
+        parser.add_argument("--" + field.name.replace("_", "-"), **options)
+
+
+def parse_train_config(argv: list[str] | None = None) -> tuple[TrainConfig, set[str]]:
+    """(resolved configuration, names of the settings given as flags). Raises InputError on a bad value."""
+    parser = argparse.ArgumentParser("train.py", description="Train a language model with ExGRPO or GRPO.", allow_abbrev=False)
+    add_arguments(parser, TrainConfig)
+    given = vars(parser.parse_args(argv))
+    return resolve(given), set(given)
+
+
+def resolve(given: dict[str, Any]) -> TrainConfig:
+    """Flags, then preset, then dataclass. Raises InputError on a bad value."""
+    model = given.get("model", "toy")
+    preset = given.get("preset", "auto")
+    if preset == "auto":
+        preset = "toy" if model == "toy" else "24gb"
+    config = TrainConfig(**{**PRESETS[preset], **given, "preset": preset})
+    if not config.data:
+        config.data = "" if model == "toy" else "openai/gsm8k:main"
+    if not config.run:
+        config.run = f"runs/{config.model.rstrip('/').split('/')[-1]}-{config.algo}-seed{config.seed}"
+    validate(config)
+    return config
+
+
+def validate(config: TrainConfig) -> None:
+    """Raises InputError, naming the flag, for a value with which training could not work."""
+
+    def need(condition: bool, name: str, what: str) -> None:
+        if not condition:
+            flag = "--" + name.replace("_", "-")
+            raise InputError(f"{flag} must be {what}, got {getattr(config, name)}")
+
+    need(config.group_size >= 2, "group_size", "at least 2: a group of one has no mean to differ from")
+    need(0 <= config.replay_ratio <= 1, "replay_ratio", "between 0 and 1")
+    need(config.draw_sigma > 0, "draw_sigma", "above 0")
+    need(config.beta > 0, "beta", "above 0")
+    need(config.temperature > 0, "temperature", "above 0")
+    need(config.eval_temperature >= 0, "eval_temperature", "0 (greedy) or more")
+    need(0 < config.clip_range < 1, "clip_range", "between 0 and 1")
+    need(config.lr > 0, "lr", "above 0")
+    need(0 <= config.toy_reasoning <= 1, "toy_reasoning", "between 0 and 1")
+    for name in (
+        "questions_per_step", "updates_per_step", "max_prompt_length", "max_response_length", "train_batch_tokens",
+        "rollout_batch", "logits_megabytes", "held_out", "eval_samples", "toy_questions", "warmup_batch",
+    ):  # fmt: skip
+        need(getattr(config, name) >= 1, name, "at least 1")
+    for name in ("steps", "eval_every", "save_every", "warmup_steps", "max_per_question", "threads"):
+        need(getattr(config, name) >= 0, name, "0 or more")
+    need(config.updates_per_step <= config.questions_per_step, "updates_per_step", "at most --questions-per-step")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    return dataclasses.asdict(config)

@@ -1,0 +1,520 @@
+#!/usr/bin/env python
+"""Train a language model to reason from experience: ExGRPO, one readable loop.
+
+    python train.py                                   a toy, from nothing to skilled in two minutes on a laptop
+    python train.py --algo grpo                       the baseline: the same loop without replay
+    python train.py --model Qwen2.5-Math-1.5B         a real model on GSM8K (one GPU)
+
+The loop below is the method, step by step (arXiv 2510.02245; comments name its eight steps). What was left
+out on purpose: a reference model and its KL term (the method has none), an inference engine beside the
+trainer (rollouts come from the very weights that are trained, so π_old is exact), and a scheduler (the
+paper's learning rate is constant).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
+
+from nano_exgrpo import toy
+from nano_exgrpo.checker import reward
+from nano_exgrpo.checkpoint import load_state, save_checkpoint, save_model, set_random_state
+from nano_exgrpo.config import TrainConfig, parse_train_config, to_dict
+from nano_exgrpo.evaluate import Evaluation, evaluate
+from nano_exgrpo.loss import exgrpo_loss, group_advantages
+from nano_exgrpo.policy import Policy, encode_prompt, end_of_turn, load_policy, mean_entropies, resolve_device, token_batches, token_logprobs
+from nano_exgrpo.questions import InputError, Question, QuestionSampler, load_questions, read_jsonl, split_held_out, sum_questions
+from nano_exgrpo.replay import ReplayBuffer
+from nano_exgrpo.rollout import Trajectory, rollout
+from nano_exgrpo.runlog import append_lines, open_run, plot_curves, read_config, read_lines, rewind
+
+MOST_BAD_STEPS = 5  # steps in a row with NaN or infinite gradients before giving up
+
+
+def train(config: TrainConfig) -> Path:
+    """Run the whole training that `config` describes; returns the run's folder. Raises InputError."""
+    run = Path(config.run)
+    device = resolve_device(config.device)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    torch.manual_seed(config.seed)
+    resumed = load_state(run) if config.resume else None
+
+    # ---- questions and policy
+    train_questions, held_out = load_data(config)
+    if resumed is None:
+        open_run(run, to_dict(config), overwrite=config.overwrite)
+        policy = start_policy(config, device)
+    else:
+        policy = load_policy(str(resumed[0] / "model"), device=device)
+    if config.gradient_checkpointing:
+        policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+    prompts = encode_prompts(policy, train_questions, config)
+    questions = {q.id: q for q in train_questions if q.id in prompts}
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+
+    # ---- the method's state
+    sampler = QuestionSampler(list(questions.values()), seed=config.seed)
+    buffer = ReplayBuffer(config.group_size, seed=config.seed, max_per_question=config.max_per_question)
+    started, bad_steps, first_step, tokens_seen = False, 0, 0, 0
+    if resumed is not None:
+        state = resumed[1]
+        optimizer.load_state_dict(state["optimizer"])
+        sampler.load_state_dict(state["sampler"])
+        buffer.load_state_dict(state["buffer"])
+        started, bad_steps, first_step, tokens_seen = state["started"], state["bad_steps"], state["step"], state["tokens_seen"]
+        set_random_state(state["random"])
+        rewind(run, first_step)
+
+    def save(step: int) -> Path:
+        state = {"optimizer": optimizer.state_dict(), "sampler": sampler.state_dict(), "buffer": buffer.state_dict()}
+        counters = {"started": started, "bad_steps": bad_steps, "tokens_seen": tokens_seen}
+        return save_checkpoint(run, step, policy, {**state, **counters})
+
+    def evaluate_now() -> Evaluation:
+        return evaluate(
+            policy,
+            held_out,
+            samples=config.eval_samples,
+            temperature=config.eval_temperature,
+            max_new_tokens=config.max_response_length,
+            system_prompt=config.system_prompt,
+            batch_size=config.rollout_batch,
+            seed=config.seed,
+        )
+
+    if resumed is None:
+        append_lines(run / "metrics.jsonl", [{"step": 0, **eval_metrics(evaluate_now())}])
+
+    stop = catch_interrupts()
+    progress = tqdm(range(first_step + 1, config.steps + 1), desc=config.algo, initial=first_step, total=config.steps)
+    for step in progress:
+        clock = Stopwatch()
+
+        # 1. Mixing. Up to ρB of the step's questions are replayed, once replay has started.
+        wanted = math.floor(config.replay_ratio * config.questions_per_step) if started else 0
+        # 2. Question selection: medium difficulty first. The rest are fresh, from the data.
+        replayed_ids = buffer.draw_questions(wanted, method=config.question_draw, sigma=config.draw_sigma)
+        fresh = sampler.draw(config.questions_per_step - len(replayed_ids), skip={*buffer.retired, *replayed_ids})
+        # 3. Trajectory selection: of each replayed question's successes, the one that the policy is surest of.
+        chosen = choose_trajectories(policy, buffer, replayed_ids, config)
+        clock.lap("choose")
+
+        # 4. Rollouts. K for a fresh question, K − 1 beside a replayed trajectory.
+        asked = replayed_ids + [q.id for q in fresh]
+        K = config.group_size
+        groups = rollout(
+            policy,
+            [(id, prompts[id]) for id in asked],
+            [K - 1] * len(chosen) + [K] * len(fresh),
+            temperature=config.temperature,
+            max_new_tokens=config.max_response_length,
+            batch_size=config.rollout_batch,
+        )
+        clock.lap("generate")
+
+        # 5. Rewards and advantages. The replayed success counts in its group's mean.
+        for group in groups:
+            for trajectory in group:
+                trajectory.reward = reward(trajectory.text, questions[trajectory.question_id].answer)
+        new = [t for group in groups for t in group]
+        success_rate = sum(t.reward for t in new) / len(new)
+        for group, trajectory in zip(groups, chosen):
+            group.insert(0, trajectory)
+        rewards = torch.tensor([[t.reward for t in group] for group in groups])  # [B, K]
+        advantages = group_advantages(rewards, normalize_std=config.normalize_std)  # [B, K]
+        clock.lap("reward")
+        samples = describe(policy, groups, config)
+
+        # 6. Loss and update.
+        clipped_fresh = config.clip_when_mixed or not started
+        update = update_policy(policy, optimizer, groups, advantages, config, clip_range=config.clip_range if clipped_fresh else None)
+        bad_steps = bad_steps + 1 if update["skipped_updates"] else 0
+        clock.lap("update")
+
+        # 8. Delayed start, checked first because storing begins with the very step that passes the threshold.
+        started = started or (config.algo == "exgrpo" and success_rate > config.start_threshold)
+        # 7. Update the buffer. Retirement leaves enough questions to fill a batch.
+        if started:
+            for group in groups:
+                left = len(questions) - len(buffer.retired)
+                buffer.update(group, may_retire=config.retire and left > config.questions_per_step)
+
+        # ---- everything below only watches
+        tokens = sum(len(t.response_ids) for t in new)
+        tokens_seen += tokens
+        row = {
+            "step": step,
+            "reward": success_rate,
+            "questions/solved": (rewards.mean(1) == 1).float().mean().item(),
+            "questions/failed": (rewards.mean(1) == 0).float().mean().item(),
+            "completions/mean_length": tokens / len(new),
+            "completions/clipped_ratio": sum(t.truncated for t in new) / len(new),
+            **update,
+            "replay/started": started,
+            "replay/questions": len(chosen),
+            "buffer/questions": len(buffer.stored),
+            "buffer/trajectories": len(buffer),
+            "buffer/retired": len(buffer.retired),
+            "buffer/buckets": {k: len(ids) for k, ids in buffer.eligible().items()},
+            "rollouts": len(new),
+            "num_tokens": tokens_seen,
+            "epoch": sampler.epoch,
+        }
+        last = step == config.steps
+        if last or (config.eval_every and step % config.eval_every == 0):
+            row.update(eval_metrics(evaluate_now()))
+            clock.lap("eval")
+        row.update(clock.metrics(), tokens_per_second=round(tokens / clock.total("choose", "generate", "reward", "update")))
+        append_lines(run / "metrics.jsonl", [row])
+        append_lines(run / "samples.jsonl", [{"step": step, **sample} for sample in samples])
+        progress.set_postfix(
+            reward=f"{success_rate:.2f}", entropy=f"{update['entropy']:.2f}", buffer=len(buffer.stored),
+            retired=len(buffer.retired), tok_s=row["tokens_per_second"],
+        )  # fmt: skip
+
+        if bad_steps >= MOST_BAD_STEPS:
+            save(step)
+            raise InputError(f"gradients were NaN or infinite in {bad_steps} steps in a row; lower --lr or use fp32")
+        if stop.requested or (config.save_every and step % config.save_every == 0):
+            save(step)
+        if stop.requested:
+            progress.close()
+            print(f"\nstopped after step {step}; go on with: python train.py --resume {run}")
+            return run
+
+    save_model(policy, run / "model")
+    plot_curves({config.algo: run}, run / "curves.png")
+    print(summary(run, config))
+    return run
+
+
+# ------------------------------------------------------------------------------ parts of a step
+
+
+def choose_trajectories(
+    policy: Policy, buffer: ReplayBuffer, question_ids: Sequence[str], config: TrainConfig
+) -> list[Trajectory]:
+    """One stored success for each question, by entropy under the current policy, in one scoring pass."""
+    stored = [t for id in question_ids for t in buffer.stored[id]]
+    entropies = [math.nan] * len(stored)
+    if stored and config.trajectory_choice != "random":
+        entropies = mean_entropies(
+            policy,
+            [t.prompt_ids for t in stored],
+            [t.response_ids for t in stored],
+            temperature=config.temperature,
+            token_budget=config.train_batch_tokens,
+            chunk_bytes=config.logits_megabytes * 2**20,
+        ).tolist()
+    chosen, start = [], 0
+    for id in question_ids:
+        end = start + len(buffer.stored[id])
+        chosen.append(buffer.choose(id, entropies[start:end], method=config.trajectory_choice))
+        start = end
+    return chosen
+
+
+def update_policy(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    groups: Sequence[Sequence[Trajectory]],
+    advantages: Tensor,
+    config: TrainConfig,
+    *,
+    clip_range: float | None,
+) -> dict[str, Any]:
+    """Step 6 on the groups of one batch, with advantages [B, K]; returns its metrics.
+
+    Fresh trajectories leave with their behaviour log-probabilities filled in, as the buffer will store them.
+    Rows without advantage (their whole group succeeded or failed) have no policy gradient and are left out of
+    forward and backward, but count as rows in the normalisation. The entropy bonus is the mean over the tokens
+    of the rows that are left.
+    """
+
+    def forward(batch: Sequence[Trajectory], with_entropy: bool) -> tuple[Tensor, Tensor | None, Tensor]:
+        return token_logprobs(
+            policy,
+            [t.prompt_ids for t in batch],
+            [t.response_ids for t in batch],
+            temperature=config.temperature,
+            with_entropy=with_entropy,
+            chunk_bytes=config.logits_megabytes * 2**20,
+        )
+
+    def batches(rows: Sequence[tuple[Trajectory, float]]) -> list[list[tuple[Trajectory, float]]]:
+        lengths = [len(t.prompt_ids) + len(t.response_ids) for t, _ in rows]
+        return [[rows[i] for i in batch] for batch in token_batches(lengths, config.train_batch_tokens)]
+
+    # Every update gets its share of the replayed groups, which stand first, and of the fresh ones.
+    shares = [range(len(groups))[i :: config.updates_per_step] for i in range(config.updates_per_step)]
+    rows_of = [
+        [(t, a) for g in share for t, a in zip(groups[g], advantages[g].tolist(), strict=True) if a != 0]
+        for share in shares
+    ]
+    if config.updates_per_step > 1:
+        # π_old is the policy before the first update. With one update it is the one being differentiated, and
+        # its log-probabilities are the new ones, detached: no second forward.
+        with torch.no_grad():
+            for batch in batches([row for rows in rows_of for row in rows if row[0].logprobs is None]):
+                logprobs, _, _ = forward([t for t, _ in batch], with_entropy=False)  # [B, T]
+                keep_behavior_logprobs([t for t, _ in batch], logprobs)
+
+    totals: dict[str, float] = dict.fromkeys(
+        ("loss", "entropy", "tokens", "fresh_tokens", "clipped", "approx_kl", "replay_tokens", "replay_weight", "replay_ratio"), 0.0
+    )
+    grad_norms, skipped = [], 0
+    for share, rows in zip(shares, rows_of):
+        if not rows:
+            continue
+        optimizer.zero_grad(set_to_none=True)
+        trained_tokens = sum(len(t.response_ids) for t, _ in rows)
+        denominator = config.max_response_length * (len(share) * config.group_size if config.normalize_rows else 1)
+        for batch in batches(rows):
+            trajectories = [t for t, _ in batch]
+            logprobs, entropies, mask = forward(trajectories, with_entropy=True)  # [B, T] each
+            keep_behavior_logprobs(trajectories, logprobs)
+            behavior = pad_sequence([t.logprobs for t in trajectories], batch_first=True)  # [B, T]
+            parts = exgrpo_loss(
+                logprobs,
+                behavior.to(logprobs.device),
+                torch.tensor([a for _, a in batch], device=logprobs.device),
+                mask,
+                torch.tensor([t.replayed for t in trajectories], device=logprobs.device),
+                denominator=denominator,
+                clip_range=clip_range,
+                beta=config.beta,
+                shaping=config.shaping,
+                importance_correction=config.importance_correction,
+            )
+            bonus = config.entropy_coef * entropies.sum() / trained_tokens
+            (parts.loss - bonus).backward()
+            for name in ("loss", "fresh_tokens", "clipped", "approx_kl", "replay_tokens", "replay_weight", "replay_ratio"):
+                totals[name] += getattr(parts, name).item()
+            totals["entropy"] += entropies.sum().item()
+            totals["tokens"] += mask.sum().item()
+        norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), config.grad_clip).item()
+        if math.isfinite(norm):
+            optimizer.step()
+            grad_norms.append(norm)
+        else:
+            skipped += 1
+    optimizer.zero_grad(set_to_none=True)  # gradients would sit in memory during the next rollouts
+
+    def per(name: str, count: str) -> float | None:
+        return totals[name] / totals[count] if totals[count] else None
+
+    return {
+        "loss": totals["loss"] / config.updates_per_step,
+        "entropy": per("entropy", "tokens") or 0.0,
+        "grad_norm": sum(grad_norms) / len(grad_norms) if grad_norms else None,
+        "skipped_updates": skipped,
+        "clip_ratio": per("clipped", "fresh_tokens"),
+        "approx_kl": per("approx_kl", "fresh_tokens"),
+        "replay/weight_mean": per("replay_weight", "replay_tokens"),
+        "replay/ratio_mean": per("replay_ratio", "replay_tokens"),
+        "trained_rows": sum(map(len, rows_of)) / advantages.numel(),
+    }
+
+
+def keep_behavior_logprobs(trajectories: Sequence[Trajectory], logprobs: Tensor) -> None:
+    """Note log π_old [B, T] on those that have none yet; a replayed trajectory keeps its log π_past."""
+    for trajectory, row in zip(trajectories, logprobs.detach().cpu(), strict=True):
+        if trajectory.logprobs is None:
+            trajectory.logprobs = row[: len(trajectory.response_ids)].clone()
+
+
+def describe(policy: Policy, groups: Sequence[Sequence[Trajectory]], config: TrainConfig) -> list[dict[str, Any]]:
+    """Rows of samples.jsonl: the first trajectories of this step, under the policy that produced them."""
+    everything = [t for group in groups for t in group]
+    logged = everything if config.log_samples < 0 else everything[: config.log_samples]
+    rows: list[dict[str, Any]] = [{} for _ in logged]
+    lengths = [len(t.prompt_ids) + len(t.response_ids) for t in logged]
+    for batch in token_batches(lengths, config.train_batch_tokens):
+        with torch.no_grad():
+            logprobs, entropies, _ = token_logprobs(
+                policy, [logged[i].prompt_ids for i in batch], [logged[i].response_ids for i in batch],
+                temperature=config.temperature, chunk_bytes=config.logits_megabytes * 2**20,
+            )  # fmt: skip
+        for place, i in enumerate(batch):
+            t = logged[i]
+            values = entropies[place, : len(t.response_ids)].cpu()  # [T]
+            t.entropy = values.mean().item()
+            rows[i] = {
+                "question": t.question_id,
+                "prompt": policy.tokenizer.decode(t.prompt_ids),
+                "response": t.text,
+                "reward": t.reward,
+                "entropy": round(t.entropy, 5),
+                "replayed": t.replayed,
+                "truncated": t.truncated,
+                "tokens": [policy.tokenizer.decode([id]) for id in t.response_ids.tolist()],
+                "token_entropies": [round(value, 4) for value in values.tolist()],
+            }
+    return rows
+
+
+# ---------------------------------------------------------------------- before and after the loop
+
+
+def load_data(config: TrainConfig) -> tuple[list[Question], list[Question]]:
+    """(training questions, held-out questions)."""
+    if not config.data:
+        terms = (config.toy_fewest_terms, config.toy_most_terms)
+        questions = sum_questions(config.toy_questions + config.held_out, seed=config.seed, terms=terms)
+    else:
+        questions = load_questions(
+            config.data, question_field=config.question_field, answer_field=config.answer_field, split=config.split
+        )
+    return split_held_out(questions, config.held_out, seed=config.seed)
+
+
+def encode_prompts(policy: Policy, questions: Sequence[Question], config: TrainConfig) -> dict[str, Tensor]:
+    """Prompt ids [P] by question id, without the prompts that are too long. Raises InputError if none is left."""
+    room = min(config.max_prompt_length, policy.context - config.max_response_length)
+    if room < 1:
+        raise InputError(
+            f"--max-response-length {config.max_response_length} leaves no room for a prompt in the model's context of "
+            f"{policy.context} tokens; lower it"
+        )
+    prompts = {q.id: encode_prompt(policy, q.prompt, config.system_prompt) for q in questions}
+    fitting = {id: ids for id, ids in prompts.items() if len(ids) <= room}
+    if len(fitting) < len(prompts):
+        print(f"skipped {len(prompts) - len(fitting)} of {len(prompts)} questions: their prompts are longer than {room} tokens")
+    if not fitting:
+        raise InputError(f"every prompt is longer than {room} tokens; raise --max-prompt-length")
+    return fitting
+
+
+def start_policy(config: TrainConfig, device: torch.device) -> Policy:
+    """The policy that RL starts from: loaded or built, and warmed up on demonstrations if asked to."""
+    is_toy = config.model == "toy"
+    cache = Path(config.run).parent / ".warmup" / warmup_key(config)
+    if is_toy and config.warmup_cache and (cache / "config.json").exists():
+        print(f"warmed-up policy from {cache} (--no-warmup-cache to make it anew)")
+        return load_policy(str(cache), device=device)
+    policy = toy.build_policy(seed=config.seed, device=device) if is_toy else load_policy(config.model, device=device)
+    if not config.warmup_steps:
+        return policy
+    if is_toy:
+        terms = (config.toy_fewest_terms, config.toy_most_terms)
+        asked = sum_questions(config.toy_questions + config.held_out, seed=config.seed, terms=terms)
+        asked, _ = split_held_out(asked, config.held_out, seed=config.seed)
+        pairs = toy.demonstrations(asked, reasoning=config.toy_reasoning, seed=config.seed)
+    elif config.warmup_data:
+        pairs = []
+        for where, row in read_jsonl(config.warmup_data):
+            if not isinstance(row.get("question"), str) or not isinstance(row.get("response"), str):
+                raise InputError(f"{where} needs the text fields 'question' and 'response'")
+            pairs.append((row["question"], row["response"]))
+    else:
+        raise InputError("--warmup-steps on a real model needs demonstrations: name them with --warmup-data")
+    end = torch.tensor([end_of_turn(policy.tokenizer)])
+    examples = [
+        (encode_prompt(policy, prompt, config.system_prompt), torch.cat([text_ids(policy, response), end]))
+        for prompt, response in pairs
+    ]
+    with tqdm(total=config.warmup_steps, desc="warm-up") as progress:
+
+        def on_step(step: int, loss: float) -> None:
+            progress.update()
+            progress.set_postfix(loss=f"{loss:.3f}")
+
+        toy.warm_up(
+            policy, examples, steps=config.warmup_steps, batch_size=config.warmup_batch, lr=config.warmup_lr,
+            seed=config.seed, on_step=on_step,
+        )  # fmt: skip
+    if is_toy:
+        save_model(policy, cache)
+    return policy
+
+
+def text_ids(policy: Policy, text: str) -> Tensor:
+    return torch.tensor(policy.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
+
+
+def warmup_key(config: TrainConfig) -> str:
+    """Names the cache of a warmed-up toy by all that shapes it: settings, code and torch version."""
+    settings = {k: v for k, v in to_dict(config).items() if k.startswith(("toy_", "warmup_")) or k in ("seed", "held_out")}
+    code = Path(toy.__file__).read_bytes()
+    return hashlib.sha256(json.dumps([settings, torch.__version__]).encode() + code).hexdigest()[:16]
+
+
+def eval_metrics(result: Evaluation) -> dict[str, Any]:
+    return {"eval/accuracy": result.accuracy, "eval/low": result.low, "eval/high": result.high, "eval/questions": result.questions}
+
+
+def summary(run: Path, config: TrainConfig) -> str:
+    rows = [row for row in read_lines(run / "metrics.jsonl") if "eval/accuracy" in row]
+    first, last = rows[0], rows[-1]
+    return (
+        f"\nheld-out accuracy {first['eval/accuracy']:.3f} -> {last['eval/accuracy']:.3f} "
+        f"[{last['eval/low']:.3f}, {last['eval/high']:.3f}] on {last['eval/questions']} questions after {last['step']} steps\n"
+        f"curves: {run / 'curves.png'}   samples: {run / 'samples.jsonl'}   model: {run / 'model'}"
+    )
+
+
+class Stopwatch:
+    """Seconds spent between laps."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        self.seconds[name] = now - self.last
+        self.last = now
+
+    def total(self, *names: str) -> float:
+        return sum(self.seconds[name] for name in names)
+
+    def metrics(self) -> dict[str, float]:
+        return {f"time/{name}": round(value, 4) for name, value in self.seconds.items()}
+
+
+class catch_interrupts:
+    """Ctrl-C or SIGTERM asks for a stop after the current step; a second one stops at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        for kind in (signal.SIGINT, signal.SIGTERM):
+            try:
+                signal.signal(kind, self.request)
+            except ValueError:
+                pass  # not in the main thread, as in a notebook's worker: nothing to catch
+
+    def request(self, number: int, frame: Any) -> None:
+        if self.requested:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.requested = True
+        print("\nfinishing this step, then saving (once more to stop at once)", file=sys.stderr)
+
+
+def main(argv: list[str] | None = None) -> int:
+    try:
+        config, _ = parse_train_config(argv)
+        train(config)
+    except InputError as error:
+        print(f"train.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
