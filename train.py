@@ -30,39 +30,46 @@ from tqdm import tqdm
 
 from nano_exgrpo import toy
 from nano_exgrpo.checker import reward
-from nano_exgrpo.checkpoint import load_state, save_checkpoint, save_model, set_random_state
+from nano_exgrpo.checkpoint import list_checkpoints, load_state, save_checkpoint, save_model, set_random_state
 from nano_exgrpo.config import TrainConfig, parse_train_config, to_dict
-from nano_exgrpo.evaluate import Evaluation, evaluate
+from nano_exgrpo.evaluate import Evaluation, evaluate, is_out_of_memory
 from nano_exgrpo.loss import exgrpo_loss, group_advantages
 from nano_exgrpo.policy import Policy, encode_prompt, end_of_turn, load_policy, mean_entropies, resolve_device, token_batches, token_logprobs
 from nano_exgrpo.questions import InputError, Question, QuestionSampler, load_questions, read_jsonl, split_held_out, sum_questions
 from nano_exgrpo.replay import ReplayBuffer
 from nano_exgrpo.rollout import Trajectory, rollout
-from nano_exgrpo.runlog import append_lines, open_run, plot_curves, read_config, read_lines, rewind
+from nano_exgrpo.runlog import append_lines, claim_run, open_run, plot_curves, read_lines, rewind, write_config
 
 MOST_BAD_STEPS = 5  # steps in a row with NaN or infinite gradients before giving up
 
 
-def train(config: TrainConfig) -> Path:
-    """Run the whole training that `config` describes; returns the run's folder. Raises InputError."""
+def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
+    """Run the whole training that `config` describes; returns the run's folder.
+
+    stop: asks for an early end, with a checkpoint, after the current step.
+    Raises InputError, and Interrupted where there is nothing yet to save."""
     run = Path(config.run)
+    stop = stop or StopRequest()
     device = resolve_device(config.device)
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     resumed = load_state(run) if config.resume else None
 
+    if resumed is None:
+        claim_run(run, overwrite=config.overwrite)
+    elif resumed[1]["step"] > config.steps:
+        raise InputError(f"run {run} is already at step {resumed[1]['step']}; to go on, raise --steps above that")
+
     # ---- questions and policy
     train_questions, held_out = load_data(config)
-    if resumed is None:
-        open_run(run, to_dict(config), overwrite=config.overwrite)
-        policy = start_policy(config, device)
-    else:
-        policy = load_policy(str(resumed[0] / "model"), device=device)
+    policy = start_policy(config, device, stop) if resumed is None else load_policy(str(resumed[0] / "model"), device=device)
     if config.gradient_checkpointing:
         policy.model.gradient_checkpointing_enable({"use_reentrant": False})
     prompts = encode_prompts(policy, train_questions, config)
     questions = {q.id: q for q in train_questions if q.id in prompts}
+    fitting = encode_prompts(policy, held_out, config)
+    held_out = [q for q in held_out if q.id in fitting]
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
 
     # ---- the method's state
@@ -77,6 +84,10 @@ def train(config: TrainConfig) -> Path:
         started, bad_steps, first_step, tokens_seen = state["started"], state["bad_steps"], state["step"], state["tokens_seen"]
         set_random_state(state["random"])
         rewind(run, first_step)
+        write_config(run, {**to_dict(config), "resume": ""})
+    else:
+        torch.manual_seed(config.seed)  # the same rollouts whether the warmed-up policy was made or read from its cache
+        open_run(run, to_dict(config))
 
     def save(step: int) -> Path:
         state = {"optimizer": optimizer.state_dict(), "sampler": sampler.state_dict(), "buffer": buffer.state_dict()}
@@ -98,7 +109,6 @@ def train(config: TrainConfig) -> Path:
     if resumed is None:
         append_lines(run / "metrics.jsonl", [{"step": 0, **eval_metrics(evaluate_now())}])
 
-    stop = catch_interrupts()
     progress = tqdm(range(first_step + 1, config.steps + 1), desc=config.algo, initial=first_step, total=config.steps)
     for step in progress:
         clock = Stopwatch()
@@ -188,9 +198,10 @@ def train(config: TrainConfig) -> Path:
         if bad_steps >= MOST_BAD_STEPS:
             save(step)
             raise InputError(f"gradients were NaN or infinite in {bad_steps} steps in a row; lower --lr or use fp32")
-        if stop.requested or (config.save_every and step % config.save_every == 0):
+        stopping = stop.requested and not last
+        if stopping or (config.save_every and (last or step % config.save_every == 0)):
             save(step)
-        if stop.requested:
+        if stopping:
             progress.close()
             print(f"\nstopped after step {step}; go on with: python train.py --resume {run}")
             return run
@@ -398,7 +409,7 @@ def encode_prompts(policy: Policy, questions: Sequence[Question], config: TrainC
     return fitting
 
 
-def start_policy(config: TrainConfig, device: torch.device) -> Policy:
+def start_policy(config: TrainConfig, device: torch.device, stop: StopRequest) -> Policy:
     """The policy that RL starts from: loaded or built, and warmed up on demonstrations if asked to."""
     is_toy = config.model == "toy"
     cache = Path(config.run).parent / ".warmup" / warmup_key(config)
@@ -431,6 +442,8 @@ def start_policy(config: TrainConfig, device: torch.device) -> Policy:
         def on_step(step: int, loss: float) -> None:
             progress.update()
             progress.set_postfix(loss=f"{loss:.3f}")
+            if stop.requested:
+                raise Interrupted("stopped during the warm-up; nothing was saved, so start again with the same command")
 
         toy.warm_up(
             policy, examples, steps=config.warmup_steps, batch_size=config.warmup_batch, lr=config.warmup_lr,
@@ -487,31 +500,64 @@ class Stopwatch:
         return {f"time/{name}": round(value, 4) for name, value in self.seconds.items()}
 
 
-class catch_interrupts:
-    """Ctrl-C or SIGTERM asks for a stop after the current step; a second one stops at once."""
+class Interrupted(Exception):
+    """The user ended the run before there was anything to save."""
+
+
+class StopRequest:
+    """As a context manager: Ctrl-C or SIGTERM sets `requested`; a second one stops at once."""
 
     def __init__(self) -> None:
         self.requested = False
-        for kind in (signal.SIGINT, signal.SIGTERM):
-            try:
-                signal.signal(kind, self.request)
-            except ValueError:
-                pass  # not in the main thread, as in a notebook's worker: nothing to catch
+        self.handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        self.handlers = {kind: signal.signal(kind, self.request) for kind in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for kind, handler in self.handlers.items():
+            signal.signal(kind, handler)
 
     def request(self, number: int, frame: Any) -> None:
         if self.requested:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self.requested = True
-        print("\nfinishing this step, then saving (once more to stop at once)", file=sys.stderr)
+        print("\nstopping after this step (once more to stop at once)", file=sys.stderr)
+
+
+def explain(error: Exception, run: str) -> str | None:
+    """One sentence for a failure that the user can do something about; None for a fault of this program."""
+    if is_out_of_memory(error):
+        resumable = f"; go on with --resume {run}" if list_checkpoints(Path(run)) else ""
+        return (
+            "out of memory; lower --rollout-batch, --train-batch-tokens or --max-response-length, or switch on "
+            f"--gradient-checkpointing{resumable}"
+        )
+    if "probability tensor contains" in str(error):  # torch.multinomial on logits that are NaN or infinite
+        return "the policy's probabilities are NaN or infinite: training has diverged; lower --lr, or use fp32"
+    return None
 
 
 def main(argv: list[str] | None = None) -> int:
+    run = ""
     try:
         config, _ = parse_train_config(argv)
-        train(config)
+        run = config.run
+        with StopRequest() as stop:
+            train(config, stop)
     except InputError as error:
         print(f"train.py: {error}", file=sys.stderr)
+        return 2
+    except Interrupted as error:
+        print(f"\ntrain.py: {error}", file=sys.stderr)
+        return 130  # what a shell reports for Ctrl-C
+    except (RuntimeError, MemoryError) as error:
+        sentence = explain(error, run)
+        if sentence is None:
+            raise
+        print(f"\ntrain.py: {sentence}", file=sys.stderr)
         return 2
     return 0
 

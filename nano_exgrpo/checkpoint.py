@@ -24,12 +24,19 @@ KEPT = 2  # the last checkpoint, and one before it in case the disk fills up whi
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """Make `folder` whole or not at all: `write` fills a temporary one, which then takes its name."""
-    temporary = folder.with_name(f".{folder.name}.tmp")
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")  # two runs may write one warm-up cache
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    write(temporary)
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        write(temporary)
+    except Exception as error:  # a full disk: OSError, or what torch and safetensors make of it
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise InputError(f"{folder} could not be written ({error}); what was saved before is untouched") from None
+    replaced = temporary.with_suffix(".old")
+    if folder.exists():
+        os.replace(folder, replaced)
     os.replace(temporary, folder)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def save_model(policy: Policy, folder: Path) -> None:
@@ -51,7 +58,8 @@ def save_checkpoint(run: Path, step: int, policy: Policy, state: dict[str, Any])
 
     folder = run / "checkpoints" / f"step-{step:06d}"
     write_folder(folder, write)
-    for old in list_checkpoints(run)[:-KEPT]:
+    killed_while_saving = list(folder.parent.glob(".step-*"))
+    for old in list_checkpoints(run)[:-KEPT] + killed_while_saving:
         shutil.rmtree(old, ignore_errors=True)
     return folder
 

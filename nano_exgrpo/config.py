@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import typing
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 from nano_exgrpo.questions import InputError
+from nano_exgrpo.runlog import read_config
 
 SYSTEM_PROMPT = "Please reason step by step, and put your final answer within \\boxed{}."
 
@@ -91,6 +94,34 @@ class TrainConfig:
     resume: str = setting("", "run folder to go on with, at its last checkpoint")
 
 
+@dataclass
+class EvalConfig:
+    # ---- what to measure
+    model: str = setting("", "a run folder of train.py, a model folder, a hub id, or a short name such as Qwen2.5-Math-1.5B")
+    bench: str = setting("", "benchmarks, separated by commas: names, in-distribution, ood or all; empty: the run's own held-out questions")
+    data: str = setting("", "a .jsonl file with the questions, in place of the hub; or a folder with <benchmark>.jsonl files")
+    limit: int = setting(0, "questions of each benchmark, drawn by --seed; 0: all")
+    samples: int = setting(0, "responses to each question; 0: as the benchmark is scored", paper="32 for AIME and AMC, else 1")
+    k: str = setting("", "the k of pass@k and maj@k, separated by commas; empty: the number of samples")
+    shuffle_options: bool = setting(False, "shuffle the options of multiple-choice questions by --seed (GPQA's always are)")
+    # ---- how the policy answers
+    temperature: float = setting(0.6, "sampling temperature; 0 is greedy", paper=0.6)
+    top_p: float = setting(1.0, "nucleus sampling; 1 is off", paper=1.0)
+    max_new_tokens: int = setting(1024, "longest response in tokens; default for a run: its --max-response-length", paper=8192)
+    system_prompt: str = setting(SYSTEM_PROMPT, "system message of every prompt; default for a run: the run's; empty leaves it out")
+    seed: int = setting(0, "seed of sampling, of --limit and of --shuffle-options")
+    # ---- memory and speed
+    device: str = setting("auto", "auto (CUDA, then MPS, then CPU), or a torch device")
+    dtype: str = setting("auto", "weights: auto is bfloat16 on CUDA, else float32", choices=("auto", "float32", "bfloat16"))
+    batch_tokens: int = setting(32768, "tokens in one batch, prompts and longest responses; halved when memory runs out")
+    threads: int = setting(0, "CPU threads; 0 leaves torch's choice")
+    # ---- what is kept
+    out: str = setting("", "folder of generations.jsonl and results.json; empty: <run>/eval, or evals/<model>")
+    overwrite: bool = setting(False, "generate anew what is already in that folder")
+    regrade: bool = setting(False, "grade the folder's generations anew, without the model")
+    show: str = setting("", "page through the folder's generations, without the model", choices=("wrong", "truncated", "unparsable", "right"))
+
+
 # What a preset changes. A flag on the command line still wins.
 PRESETS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -113,6 +144,21 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+# What may change when a run goes on with --resume: how long, how often, where, and with how much memory. What is
+# learned, and from what, may not: the run's config.json has to stay true for all of its steps.
+MAY_CHANGE = frozenset(
+    "steps eval_every save_every log_samples device threads rollout_batch train_batch_tokens logits_megabytes "
+    "gradient_checkpointing".split()
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """A bad flag raises InputError: one sentence, where argparse prints the usage of every option there is."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (--help lists every setting)")
+
+
 def add_arguments(parser: argparse.ArgumentParser, config: type) -> None:
     """One option for every field: `group_size` becomes --group-size, booleans also get a --no- form.
 
@@ -133,10 +179,10 @@ def add_arguments(parser: argparse.ArgumentParser, config: type) -> None:
 
 def parse_train_config(argv: list[str] | None = None) -> tuple[TrainConfig, set[str]]:
     """(resolved configuration, names of the settings given as flags). Raises InputError on a bad value."""
-    parser = argparse.ArgumentParser("train.py", description="Train a language model with ExGRPO or GRPO.", allow_abbrev=False)
+    parser = Parser("train.py", description="Train a language model with ExGRPO or GRPO.", allow_abbrev=False)
     add_arguments(parser, TrainConfig)
     given = vars(parser.parse_args(argv))
-    return resolve(given), set(given)
+    return (resolve_resumed(given) if given.get("resume") else resolve(given)), set(given)
 
 
 def resolve(given: dict[str, Any]) -> TrainConfig:
@@ -154,6 +200,32 @@ def resolve(given: dict[str, Any]) -> TrainConfig:
     return config
 
 
+def resolve_resumed(given: dict[str, Any]) -> TrainConfig:
+    """The settings of a run that goes on: those in its config.json, and of the flags only what `MAY_CHANGE` allows.
+
+    Raises InputError for a flag that contradicts the run, or when `resume` is not a run's folder."""
+    folder = given["resume"]
+    recorded = read_config(Path(folder))
+    unknown = recorded.keys() - {field.name for field in dataclasses.fields(TrainConfig)}
+    if unknown:
+        raise InputError(f"{folder}/config.json names settings that this version does not have: {', '.join(sorted(unknown))}")
+    changes = {name: value for name, value in given.items() if name in MAY_CHANGE}
+    for name, value in given.items():
+        if name in MAY_CHANGE or name == "resume":
+            continue
+        flag = "--" + name.replace("_", "-")
+        if name == "overwrite" and value:
+            raise InputError("--overwrite replaces a run and --resume goes on with it; give one of them")
+        if value != (folder if name == "run" else recorded.get(name)):
+            raise InputError(
+                f"{flag} {value} contradicts the run in {folder}, which has {recorded.get(name)}; a resumed run keeps its "
+                f"settings, so leave {flag} out or start a new run"
+            )
+    config = TrainConfig(**{**recorded, **changes, "run": folder, "resume": folder})
+    validate(config)
+    return config
+
+
 def validate(config: TrainConfig) -> None:
     """Raises InputError, naming the flag, for a value with which training could not work."""
 
@@ -162,6 +234,8 @@ def validate(config: TrainConfig) -> None:
             flag = "--" + name.replace("_", "-")
             raise InputError(f"{flag} must be {what}, got {getattr(config, name)}")
 
+    for name, value in to_dict(config).items():
+        need(not isinstance(value, float) or math.isfinite(value), name, "a finite number")
     need(config.group_size >= 2, "group_size", "at least 2: a group of one has no mean to differ from")
     need(0 <= config.replay_ratio <= 1, "replay_ratio", "between 0 and 1")
     need(config.draw_sigma > 0, "draw_sigma", "above 0")
@@ -170,6 +244,10 @@ def validate(config: TrainConfig) -> None:
     need(config.eval_temperature >= 0, "eval_temperature", "0 (greedy) or more")
     need(0 < config.clip_range < 1, "clip_range", "between 0 and 1")
     need(config.lr > 0, "lr", "above 0")
+    need(config.warmup_lr > 0, "warmup_lr", "above 0")
+    need(config.grad_clip > 0, "grad_clip", "above 0")
+    need(config.weight_decay >= 0, "weight_decay", "0 or more")
+    need(0 <= config.seed < 2**63, "seed", "between 0 and 2**63 - 1")
     need(0 <= config.toy_reasoning <= 1, "toy_reasoning", "between 0 and 1")
     for name in (
         "questions_per_step", "updates_per_step", "max_prompt_length", "max_response_length", "train_batch_tokens",

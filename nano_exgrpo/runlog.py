@@ -26,33 +26,45 @@ def write_text(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def open_run(folder: Path, config: dict[str, Any], *, overwrite: bool) -> None:
-    """Make the run's folder and write its config.json.
+def claim_run(folder: Path, *, overwrite: bool) -> None:
+    """Make sure, before anything costly is done, that a run can be written into this folder; changes nothing in it.
 
-    Raises InputError when the folder holds another run (unless `overwrite`) or cannot be written."""
-    if (folder / "config.json").exists():
-        if not overwrite:
-            raise InputError(
-                f"run folder {folder} already holds a run; go on with --resume {folder}, replace it with --overwrite, "
-                f"or name another with --run"
-            )
-        for name in ("checkpoints", "model"):
-            shutil.rmtree(folder / name, ignore_errors=True)
-        for name in ("metrics.jsonl", "samples.jsonl", "curves.png"):
-            (folder / name).unlink(missing_ok=True)
+    Raises InputError when it holds another run (unless `overwrite`) or cannot be written."""
+    if (folder / "config.json").exists() and not overwrite:
+        raise InputError(
+            f"run folder {folder} already holds a run; go on with --resume {folder}, replace it with --overwrite, "
+            f"or name another with --run"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
+        write_text(folder / ".writable", "")
+        (folder / ".writable").unlink()
     except OSError as error:
         raise InputError(f"run folder {folder} cannot be written ({error.strerror}); name another with --run") from None
+
+
+def open_run(folder: Path, config: dict[str, Any]) -> None:
+    """Start a run in its claimed folder: clear away the one that it replaces, write config.json."""
+    for name in ("checkpoints", "model"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in ("metrics.jsonl", "samples.jsonl", "curves.png"):
+        (folder / name).unlink(missing_ok=True)
+    write_config(folder, config)
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> None:
+    write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a run. Raises InputError when there is none."""
     try:
-        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
-        raise InputError(f"{folder} is not a run folder: it has no readable config.json") from None
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        config = None
+    if not isinstance(config, dict):
+        raise InputError(f"{folder} is not a run folder: it has no readable config.json")
+    return config
 
 
 def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
