@@ -1,62 +1,170 @@
-"""The verdict on an answer: extract it from a response, compare it with the gold answer, reward 1 or 0.
+"""The verdict on a response: extract its answer, compare it with the gold answer, reward 1 or 0.
 
-A first version: plain numbers and literal text; the LaTeX front end follows.
+Read in the order in which an answer is processed:
+
+    tokens.py     characters -> tokens                       latex.py      tokens -> tree (the grammar is there)
+    units.py      units of measurement                       values.py     tree -> number, within bounds
+    equality.py   two trees -> equal or not (the policy)     checker.py    response -> answer -> verdict
+
+    python -m nano_exgrpo.checker GOLD RESPONSE     shows every stage of one verdict
+
+Model output is hostile input: nothing here evaluates, imports or executes text, every step is bounded before it
+starts (a verdict takes microseconds for plain numbers, milliseconds for anything), there are no signals and no
+subprocesses, and the verdict is the same from any thread.
 """
 
 from __future__ import annotations
 
 import re
-from fractions import Fraction
+import sys
 
-_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|[-+]?\.\d+")
-_BOX = re.compile(r"\\f?box(?:ed)?\s*\{")
-
-
-def _last_box(text: str) -> str | None:
-    """The content of the last `\\boxed{...}` or `\\fbox{...}`; "" if it is cut off, None if there is none."""
-    last = None
-    for last in _BOX.finditer(text):
-        pass
-    if last is None:
-        return None
-    depth = 1
-    for at in range(last.end(), len(text)):
-        depth += {"{": 1, "}": -1}.get(text[at], 0)
-        if depth == 0:
-            return text[last.end():at].strip()
-    return ""
+_BOX = re.compile(r"\\f?box(?:ed)?(?![a-zA-Z])\s*(\{|[0-9]+|[A-Za-z](?![A-Za-z]))?")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_JOINED = re.compile(r"[\s$]*(?:\\\)|\\\])?[\s$]*(?:,|(?:,|\\quad|\\text\s*\{|\s)*\band\b[\s}]*(?:\\quad)?)[\s$]*(?:\\\(|\\\[)?[\s$]*")
+_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_STATEMENT = re.compile(r"(?:####|(?:final\s+|correct\s+)?answer(?:\s+is)?\s*(?:\*\*)?\s*:|(?:final\s+|correct\s+)?answer\s+is\b:?)[ \t]*\n?", re.IGNORECASE)
+_PLAIN = re.compile(r"-?(?:0|[1-9]\d{0,17})")
+MAX_JOINED = 64          # boxes that may form one list: "\boxed{1} and \boxed{-2}"
 
 
 def extract_answer(response: str) -> str | None:
-    """The final answer of a response: its last box after any `</think>`; None if there is none."""
-    return _last_box(response.rpartition("</think>")[2])
+    """The final answer of a response, or None if it gives none.
+
+    It is the content of the last `\\boxed{...}` or `\\fbox{...}` after any `</think>`; boxes joined by commas or "and"
+    form a list. If that box is empty or cut off there is no answer, whatever came before. Without any box, an
+    explicit closing statement counts: `<answer>...</answer>`, `#### 72`, `Final answer: 72`, `The answer is 72.`
+    """
+    text = response.rpartition("</think>")[2]
+    boxes = [match for match in _BOX.finditer(text) if match[1]]
+    if not boxes:
+        return None if "\\boxed{" in text else _statement(text)
+    answer = _content(text, boxes[-1])
+    if answer is None or not answer[0]:
+        return None
+    contents, start = [answer[0]], boxes[-1].start()
+    for box in reversed(boxes[-MAX_JOINED:-1]):
+        before = _content(text, box)
+        if before is None or not before[0] or not _JOINED.fullmatch(text, before[1], start):
+            break
+        contents.append(before[0])
+        start = box.start()
+    return ", ".join(reversed(contents))
+
+
+def _content(text: str, box: re.Match[str]) -> tuple[str, int] | None:
+    """The content of a box and the index after it; None if its brace never closes."""
+    if box[1] != "{":
+        return box[1], box.end()
+    depth = 1
+    for brace in _BRACE.finditer(text, box.end()):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth == 0:
+            return text[box.end():brace.start()].strip(), brace.end()
+    return None
+
+
+def _statement(text: str) -> str | None:
+    """The answer of a closing statement without a box."""
+    tags = _TAG.findall(text[-20_000:])
+    if tags:
+        return tags[-1].strip() or None
+    last = None
+    for last in _STATEMENT.finditer(text, max(0, len(text) - 20_000)):
+        pass
+    if last is None:
+        return None
+    line = text[last.end():].strip().partition("\n")[0].strip()
+    if math := re.match(r"[*_\s]*(?:\$\$?(.+?)\$|\\\((.+?)\\\))", line):
+        return (math[1] or math[2]).strip()
+    line = re.split(r"\.(?:\s|$)|,\s+(?=[a-zA-Z])|;\s|\s+(?:because|since|so)\s", line, maxsplit=1)[0]
+    return line.strip(" *_.") or None
 
 
 def extract_choice(response: str, letters: str = "ABCDEFGHIJ") -> str | None:
-    """The letter of a multiple-choice answer: in the box, or in a final "the answer is (B)"."""
-    tail = response.rpartition("</think>")[2]
-    box = _last_box(tail)
-    if box is not None:
-        match = re.fullmatch(rf"(?:\\text\w*\{{)?\s*\(?([{letters}])\)?[.:]?.*", box, re.DOTALL)
-        return match[1] if match else None
-    found = re.findall(rf"answer(?:\s+is)?\s*:?\s*\(?([{letters}])\b", tail, re.IGNORECASE)
-    return found[-1].upper() if found else None
+    """The letter of a multiple-choice answer: boxed, or in a final statement such as "the answer is (B)".
 
-
-def _number(text: str) -> Fraction | None:
-    return Fraction(text.replace(",", "")) if len(text) < 400 and _NUMBER.fullmatch(text) else None
+    Args:
+        response: the whole response.
+        letters: the letters that are choices.
+    """
+    answer = extract_answer(response)
+    if answer is None:
+        lone = re.fullmatch(rf"[\s*(]*([{letters}])[\s*.):]*", response.rpartition("</think>")[2])
+        return lone[1] if lone else None
+    plain = re.sub(r"\\(?:text|mathrm|mathbf|textbf|boxed|rm|bf)\w*\s*|[{}$*]", "", answer).strip()
+    plain = re.sub(r"^(?:the\s+)?(?:correct\s+)?(?:answer|option|choice)(?:\s+is)?\s*:?\s*(?:option|choice)?\s*", "", plain, flags=re.IGNORECASE)
+    match = re.match(rf"\(?([{letters}])(?:\)|[.:]|$|\s)(?!\s*(?:,|and\b|or\b|\(?[{letters}]\b))", plain)
+    return match[1] if match else None
 
 
 def is_equal(gold: str, answer: str) -> bool:
-    """Whether `answer` states the same value as `gold`."""
+    """Whether `answer` states the same answer as `gold` (the policy: see `equality`)."""
     gold, answer = gold.strip(), answer.strip()
-    left, right = _number(gold), _number(answer)
-    if left is None or right is None:
-        return bool(gold) and gold == answer
-    return left == right
+    if not answer:
+        return False
+    if _PLAIN.fullmatch(gold) and _PLAIN.fullmatch(answer):
+        return gold == answer
+    if gold == answer:
+        return not _NO_ANSWER.fullmatch(answer)
+    return _compare(gold, answer)[0]
+
+
+_NO_ANSWER = re.compile(r"\W*|nan|none|null", re.IGNORECASE)
+
+
+def _compare(gold: str, answer: str) -> tuple[bool, str]:
+    """(verdict, reason); imported lazily, since most answers are plain numbers."""
+    from nano_exgrpo.equality import Judge
+    from nano_exgrpo.latex import MAX_CHARS, ParseError, parse_tokens
+    from nano_exgrpo.text import same_words
+    from nano_exgrpo.tokens import AMBIGUOUS_COMMA, tokenize
+
+    if max(len(gold), len(answer)) > MAX_CHARS:
+        return False, f"longer than {MAX_CHARS} characters"
+    ambiguous = AMBIGUOUS_COMMA.search(gold), AMBIGUOUS_COMMA.search(answer)
+    why = ""
+    for lists in ((False, True) if any(ambiguous) else (False,)):
+        tokens = tokenize(gold, lists), tokenize(answer, lists)
+        if same_words(*tokens):
+            return True, "the same words and signs"
+        try:
+            trees = parse_tokens(tokens[0]), parse_tokens(tokens[1])
+        except ParseError as error:
+            why = why or f"not parsed: {error}"
+            continue
+        judge = Judge(*trees)
+        if judge.verdict():
+            return True, "equal"
+        why = why or judge.why
+    return False, why
 
 
 def reward(response: str, gold: str) -> float:
     """1.0 if the final answer of `response` equals `gold`, else 0.0."""
     answer = extract_answer(response)
     return float(answer is not None and is_equal(gold, answer))
+
+
+def main(arguments: list[str]) -> int:
+    """Show how a verdict comes about."""
+    if len(arguments) != 2:
+        print("usage: python -m nano_exgrpo.checker GOLD RESPONSE", file=sys.stderr)
+        return 2
+    from nano_exgrpo.latex import ParseError, parse
+
+    gold, response = arguments
+    answer = extract_answer(response)
+    print(f"extracted   {answer!r}")
+    if answer is not None:
+        for name, text in (("gold", gold), ("answer", answer)):
+            try:
+                print(f"{name:<12}{parse(text)}")
+            except ParseError as error:
+                print(f"{name:<12}not parsed ({error})")
+        print(f"why         {_compare(gold, answer)[1]}")
+    print(f"reward      {reward(response, gold)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,823 @@
+"""Stage 2 of the answer checker: tokens -> tree, by recursive descent.
+
+The grammar, loosest binding first; each rule is one method of `Parser`, in this order:
+
+    answer    := clause (("," | ";" | "and" | "or") clause)* qualifier?      a list; with "or": alternatives
+    clause    := set (relation set)*                                         x = 5, 0 < x <= 3, x in (0, 1)
+    set       := sum unit? (("cup" | "cap" | "setminus") sum unit?)*         (0,1) cup {3}, 5 cm
+    sum       := product (("+" | "-" | "pm" | "mp") product)*
+    product   := signed (("*" | "/")? signed)*                               an absent sign is a product
+    signed    := ("+" | "-" | "pm" | "mp")* power
+    power     := postfix ("^" exponent)?
+    postfix   := atom ("!" | "%" | "deg" | "'" | "_" subscript)*
+    atom      := number | mixed number | symbol | call | constant | function | fraction | root | big operator
+               | group | tuple | interval | set | absolute value | floor | ceiling | matrix
+
+All of the input is read or `parse` raises `ParseError`. The depth of nesting and the length of the input are
+bounded, so parsing is linear in practice; nothing is evaluated here (no power, no factorial).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from nano_exgrpo.tokens import FUNCTIONS, MAX_CHARS, Token, split_word, tokenize
+from nano_exgrpo.units import Unit, parse_unit
+
+MAX_TOKENS, MAX_DEPTH = 1_500, 40
+
+
+class ParseError(ValueError):
+    """The text is not, as a whole, an answer that the grammar knows."""
+
+
+# ------------------------------------------------------------------------------------------------------- the tree
+
+
+@dataclass(slots=True)
+class Num:
+    """A rational literal; `digits`: significant digits if it was written as a decimal, else 0."""
+
+    value: Fraction
+    digits: int = 0
+
+
+@dataclass(slots=True)
+class Sym:
+    """A symbol, subscripts and primes included in its name."""
+
+    name: str
+
+
+@dataclass(slots=True)
+class Op:
+    """An operation: head "+", "*", "/", "^", "neg", "pm", "mp", a function's name, "pi", "call", "sub", ..."""
+
+    head: str
+    args: tuple = ()
+
+
+@dataclass(slots=True)
+class Seq:
+    """kind "list" (unordered), "or" (alternatives), "set" (braces), "tuple" (ordered; ends as written)."""
+
+    kind: str
+    items: list
+    ends: str = "()"
+
+
+@dataclass(slots=True)
+class Rel:
+    """A chain of relations: terms[0] ops[0] terms[1] ops[1] ..."""
+
+    terms: list
+    ops: list[str]
+
+
+@dataclass(slots=True)
+class Matrix:
+    rows: list[list]
+
+
+@dataclass(slots=True)
+class Quantity:
+    value: object
+    unit: Unit
+
+
+@dataclass(slots=True)
+class Based:
+    """A numeral in a stated base, compared as written."""
+
+    digits: str
+    base: str
+
+
+@dataclass(slots=True)
+class Ratio:
+    parts: list
+
+
+Node = Num | Sym | Op | Seq | Rel | Matrix | Quantity | Based | Ratio
+
+RELATIONS = {"=", "<", ">", "<=", ">=", "!=", "~=", "==", "->", "=>", "in", "notin"}
+CALLED = set("fghFG")                    # letters that name functions: f(x) is never f times x
+CLOSERS = {"(": ")]", "[": ")]"}
+BASE_WORDS = dict(two="2", three="3", four="4", five="5", six="6", seven="7", eight="8", nine="9", ten="10", eleven="11",
+                  twelve="12", sixteen="16")
+ENDS = {"end", ",", ";", "and", "or", ")", "]", r"\}", "}", "&", "\\\\", "|"}
+
+
+def parse(text: str, lists: bool = False) -> Node:
+    """The tree of an answer. `lists` reads `1,234` as two numbers (see `tokenize`).
+
+    Raises:
+        ParseError: the text is too long, nested too deeply, or not wholly within the grammar.
+    """
+    if len(text) > MAX_CHARS:
+        raise ParseError(f"longer than {MAX_CHARS} characters")
+    return parse_tokens(tokenize(text, lists))
+
+
+def parse_tokens(tokens: list[Token]) -> Node:
+    """The tree of a token list that ends in a token of kind "end"; see `parse`."""
+    if len(tokens) > MAX_TOKENS:
+        raise ParseError(f"longer than {MAX_TOKENS} tokens")
+    return Parser(tokens).parse()
+
+
+@dataclass
+class Parser:
+    tokens: list[Token]
+    at: int = 0
+    depth: int = 0
+    bars: int = 0                # open absolute values: inside them "|" closes
+    stop: list[str] = field(default_factory=list)
+    may_close: bool = False      # in a tuple after a comma, where "[" may close an interval written as ]0, 1[
+
+    # -- moving through the tokens
+
+    @property
+    def token(self) -> Token:
+        return self.tokens[self.at]
+
+    def sign(self) -> str:
+        """The current token if it is a sign, a command or the end, else ""."""
+        kind, text, *_ = self.tokens[self.at]
+        return text if kind == "op" else "end" if kind == "end" else ""
+
+    def command(self) -> str:
+        token = self.tokens[self.at]
+        return token.text if token.kind == "cmd" else ""
+
+    def accept(self, *signs: str) -> str:
+        """Step over one of `signs` and return it, or return ""."""
+        sign = self.sign()
+        if sign in signs:
+            self.at += 1
+            return sign
+        return ""
+
+    def expect(self, *signs: str) -> str:
+        found = self.accept(*signs)
+        if not found:
+            raise ParseError(f"expected {' or '.join(signs)}, found {self.token.text or 'the end'!r}")
+        return found
+
+    def nested(self, rule):
+        """Run a rule one level deeper."""
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise ParseError(f"nested deeper than {MAX_DEPTH}")
+        bars, may_close = self.bars, self.may_close
+        self.bars, self.may_close = 0, False
+        node = rule()
+        self.bars, self.may_close = bars, may_close
+        self.depth -= 1
+        return node
+
+    # -- answers: lists of clauses
+
+    def parse(self) -> Node:
+        node = self.answer()
+        self.qualifier()
+        if self.token.kind != "end":
+            raise ParseError(f"unread from {self.token.text!r} on")
+        return node
+
+    def qualifier(self) -> None:
+        """`for all n`, `for every real x`, `for some integer k`: says where a formula holds, adds no value."""
+        self.accept(",")
+        first, then = self.tokens[self.at], self.tokens[min(self.at + 1, len(self.tokens) - 1)]
+        if first.text == "for" and then.text in ("all", "any", "every", "each", "some", "real", "integer", "positive"):
+            self.at = len(self.tokens) - 1
+
+    def answer(self) -> Node:
+        items, groups, seen = [self.clause()], [], set()
+        while True:
+            if self.sign() == "," and self.tokens[self.at + 1].text == "for":
+                break
+            sign = self.accept(",", ";", "and", "or")
+            if not sign:
+                break
+            while self.accept("and", "or"):                   # ", and"
+                sign = "or" if self.tokens[self.at - 1].text == "or" else sign
+            seen.add(sign)
+            if sign == ";":
+                groups.append(items)
+                items = []
+            items.append(self.clause())
+        if groups and "," in seen:                             # p=5,q=2; p=7,q=2
+            return Seq("list", [Seq("tuple", group) if len(group) > 1 else group[0] for group in [*groups, items]])
+        items = [item for group in [*groups, items] for item in group]
+        return Seq("or" if "or" in seen else "list", items) if len(items) > 1 else items[0]
+
+    def clause(self) -> Node:
+        if self.accept("~="):                                  # "≈ 5"
+            return self.clause()
+        terms, ops = [self.ratio()], []
+        while (sign := self.sign()) in RELATIONS:
+            self.at += 1
+            if sign == "~=" and ops[-1:] != ["~="] and not (len(terms) == 1 and isinstance(terms[0], Sym)):
+                self.ratio()                                   # "exact ≈ rounded": the exact value is the answer
+                while self.accept("~=", "="):
+                    self.ratio()
+                break
+            ops.append("=" if sign == "~=" else sign)
+            terms.append(self.ratio())
+        if not ops:
+            return terms[0]
+        if ops[-1] == "==" and self.command() in ("pmod", "mod", "bmod") or self.sign() == "(" and "==" in ops:
+            terms.append(self.modulus())
+            ops.append("mod")
+        return Rel(terms, ops)
+
+    def modulus(self) -> Node:
+        closing = self.accept("(")
+        if self.command() in ("pmod", "mod", "bmod") or self.token.text == "mod":
+            self.at += 1
+        else:
+            raise ParseError("expected a modulus")
+        node = self.nested(self.signed)
+        if closing:
+            self.expect(")")
+        return node
+
+    def ratio(self) -> Node:
+        parts = [self.set()]
+        while self.stop[-1:] != [":"] and self.accept(":"):
+            if self.accept("..."):
+                parts.append(Op("..."))
+            else:
+                parts.append(self.set())
+        if len(parts) == 1:
+            return parts[0]
+        unit = parts[-1].unit if isinstance(parts[-1], Quantity) else None
+        if unit is not None:
+            parts[-1] = parts[-1].value
+        return Quantity(Ratio(parts), unit) if unit is not None else Ratio(parts)
+
+    def set(self) -> Node:
+        node = self.quantity()
+        while sign := self.accept("cup", "cap", "setminus"):
+            node = Op(sign, (node, self.quantity()))
+        return node
+
+    def quantity(self) -> Node:
+        if self.sign() == "..." :
+            self.at += 1
+            return Op("...")
+        if self.token.kind == "text" and self.token.text in "$€£¥":    # $5
+            currency = Unit.named(self.token.text)
+            self.at += 1
+            return Quantity(self.sum(), currency)
+        if self.sign() == "-" and self.tokens[self.at + 1].text in ("$", "€", "£", "¥") and self.tokens[self.at + 1].kind == "text":
+            self.at += 2
+            return Quantity(Op("neg", (self.sum(),)), Unit.named(self.tokens[self.at - 1].text))
+        node = self.sum()
+        unit = self.unit()
+        return Quantity(node, unit) if unit is not None else node
+
+    def unit(self) -> Unit | None:
+        """A unit that ends its clause; None, and nothing read, if what follows is not one."""
+        found = parse_unit(self.tokens, self.at)
+        if found is None:
+            return None
+        unit, after = found
+        token = self.tokens[after]
+        if token.kind == "end" or token.text in ENDS | RELATIONS or token.text in ("cup", "for") :
+            self.at = after
+            return unit
+        return None
+
+    # -- arithmetic
+
+    def sum(self) -> Node:
+        node = self.product()
+        while sign := self.accept("+", "-", "pm", "mp"):
+            term = self.product()
+            if sign != "+":
+                term = Op({"-": "neg"}.get(sign, sign), (term,))
+            node = Op("+", (*node.args, term) if isinstance(node, Op) and node.head == "+" else (node, term))
+        return node
+
+    def product(self) -> Node:
+        node = self.signed()
+        while True:
+            before = self.tokens[self.at - 1]
+            sign = self.accept("*", "/")
+            if sign:
+                factor = self.signed()
+                node = Op(sign, (node, factor))
+            elif self.command() in ("bmod", "mod"):
+                self.at += 1
+                node = Op("mod", (node, self.signed()))
+            elif self.starts_atom():
+                if before.kind == "num" and self.token.kind == "num":
+                    raise ParseError("two numbers side by side")
+                if before.kind == "op" and before.text in ("%", "deg") and self.token.kind == "num":
+                    raise ParseError("a number after a percent or degree sign")
+                node = Op("*", (node, self.power()))
+            else:
+                return node
+
+    def starts_atom(self) -> bool:
+        """Whether a factor with no sign before it can start here."""
+        kind, text, *_ = self.token
+        if kind in ("num", "name"):
+            return True
+        if kind in ("word", "roman"):
+            return self.unit_ahead() is False
+        if kind == "cmd":
+            if text in ("min", "sec") and self.unit_ahead():
+                return False
+            return not text.startswith("end") and text not in ("choose", "pmod", "bmod", "mod", "over")
+        if kind == "op":
+            return text in ("(", "{", "lfloor", "lceil") or text == "|" and not self.bars or text == "[" and not self.may_close
+        return False
+
+    def unit_ahead(self) -> bool:
+        at = self.at
+        found = self.tokens[at - 1].text not in ("*", "/") and self.unit() is not None
+        self.at = at
+        return found
+
+    def signed(self) -> Node:
+        if sign := self.accept("+", "-", "pm", "mp"):
+            node = self.nested(self.signed)
+            return node if sign == "+" else Op({"-": "neg"}.get(sign, sign), (node,))
+        return self.power()
+
+    def power(self) -> Node:
+        base = self.postfix()
+        while self.accept("^"):
+            if self.sign() == "'" or self.token.text == "*":
+                mark = self.token.text
+                self.at += 1
+                base = self.marked(base, mark)
+                continue
+            exponent = self.exponent()
+            if isinstance(exponent, Sym) and exponent.name.strip("'") == "":
+                base = self.marked(base, exponent.name)
+            elif isinstance(base, Op) and base.head == "call" and isinstance(base.args[0], str):
+                base = Op("^", (base, exponent))
+            else:
+                base = Op("^", (base, exponent))
+            base = self.suffixes(base)
+        return base
+
+    def marked(self, base: Node, mark: str) -> Node:
+        if isinstance(base, Sym):
+            return Sym(base.name + mark)
+        return Op("call", ("prime" + mark, base))
+
+    def exponent(self) -> Node:
+        if self.accept("top"):
+            return Sym("\\top")
+        if self.sign() in ("+", "-", "pm", "mp"):
+            return self.nested(self.signed)
+        return self.argument(whole_number=True)
+
+    def argument(self, whole_number: bool = False) -> Node:
+        """A TeX argument: `{...}`, or one token (of a numeral one digit, unless `whole_number`)."""
+        if self.accept("{"):
+            if self.sign() == "'":
+                marks = ""
+                while self.accept("'"):
+                    marks += "'"
+                self.expect("}")
+                return Sym(marks)
+            node = self.nested(self.answer)
+            self.expect("}")
+            return node
+        token = self.token
+        if token.kind == "num" and not whole_number and token.text.isdigit() and len(token.text) > 1:
+            parts = token.text[0], token.text[1:]
+            self.tokens[self.at:self.at + 1] = [Token("num", digits, Fraction(int(digits))) for digits in parts]
+            token = self.token
+            self.at += 1
+            return Num(token.value)
+        if token.kind == "word":
+            self.split()
+        return self.nested(self.atom)
+
+    def postfix(self) -> Node:
+        return self.suffixes(self.atom())
+
+    def suffixes(self, node: Node) -> Node:
+        while True:
+            if self.sign() == "!":
+                self.at += 1
+                if self.accept("!"):
+                    node = Op("factorial2", (node,))
+                else:
+                    node = Op("factorial", (node,))
+            elif self.accept("%"):
+                node = Op("percent", (node,))
+            elif self.sign() == "deg":
+                self.at += 1
+                if self.token.kind == "name" and self.token.text in ("C", "F"):
+                    self.at += 1
+                node = Op("degree", (node,))
+            elif self.accept("'"):
+                node = self.marked(node, "'")
+                if self.sign() == "(":
+                    node = self.call(node)
+            elif self.sign() == "_":
+                node = self.subscript(node)
+            else:
+                return node
+
+    def subscript(self, node: Node) -> Node:
+        self.expect("_")
+        if isinstance(node, Num) and node.digits == 0:
+            return Based(self.tokens[self.at - 2].text, self.base())
+        if not isinstance(node, Sym):
+            raise ParseError("a subscript on something that is not a symbol")
+        braced = self.accept("{")
+        words: list[str] = []
+        start = self.at
+        while self.token.kind in ("text", "word", "roman") or braced and self.token.kind in ("name", "num", "cmd") or (
+                braced and self.sign() in (",", "+", "*")):
+            words.append(self.token.text)
+            self.at += 1
+            if not braced:
+                break
+        plain = [t for t in self.tokens[start:self.at]]
+        if words and (not braced or self.accept("}")) and not (
+                len(plain) == 1 and plain[0].kind in ("name", "num")):
+            node = Sym(f"{node.name}_{''.join(words)}")
+        else:
+            self.at = start
+            if braced:
+                index = self.nested(self.answer)
+                self.expect("}")
+            else:
+                index = self.nested(self.atom)
+            node = Op("sub", (node, index))
+        return self.call(node) if self.sign() == "(" else node
+
+    def base(self) -> str:
+        braced = self.accept("{")
+        inner = braced and self.accept("(")
+        token = self.token
+        self.at += 1
+        if inner:
+            self.expect(")")
+        if braced:
+            self.expect("}")
+        base = BASE_WORDS.get(token.text, token.text)
+        if not base.isdigit():
+            raise ParseError(f"unknown base {token.text!r}")
+        return base
+
+    # -- atoms
+
+    def split(self) -> None:
+        """Replace a run of bare letters by its letters and the functions in it: `xsin` -> x, sin."""
+        self.tokens[self.at:self.at + 1] = split_word(self.token.text)
+        if len(self.tokens) > MAX_TOKENS:
+            raise ParseError(f"longer than {MAX_TOKENS} tokens")
+
+    def atom(self) -> Node:
+        token = self.token
+        kind, text = token.kind, token.text
+        if kind == "num":
+            self.at += 1
+            return self.number(token)
+        if kind == "word":
+            if text in ("sqrt",):
+                raise ParseError("sqrt")
+            self.split()
+            return self.atom()
+        if kind in ("name", "roman"):
+            self.at += 1
+            if text == "e":
+                return Op("e")
+            if text in ("i", "\\imath"):
+                return Op("i")
+            return self.call(Sym(text))
+        if kind == "text":
+            return self.label()
+        if kind == "cmd":
+            return self.from_command(text)
+        if kind == "op":
+            if text in ("(", "[", "]"):
+                return self.nested(self.bracket)
+            if text == "{":
+                self.at += 1
+                node = self.nested(self.answer)
+                if self.command() == "choose":
+                    self.at += 1
+                    node = Op("binom", (node, self.nested(self.sum)))
+                elif self.command() == "over":
+                    self.at += 1
+                    node = Op("/", (node, self.nested(self.sum)))
+                self.expect("}")
+                return Seq("tuple", node.items, "{}") if isinstance(node, Seq) and node.kind == "list" else node
+            if text == r"\{":
+                return self.nested(self.braces)
+            if text == "|":
+                return self.absolute()
+            if text in ("lfloor", "lceil"):
+                self.at += 1
+                node = self.nested(self.sum)
+                self.expect("r" + text[1:])
+                return Op(text[1:].replace("ceil", "ceil"), (node,))
+        raise ParseError(f"unexpected {text or 'end'!r}")
+
+    def number(self, token: Token) -> Node:
+        """A numeral, or a mixed number: `2\\frac{1}{2}`, `1 1/4`."""
+        whole, at = Num(token.value, token.digits), self.at
+        if not token.text.isdigit():
+            return whole
+        following = self.tokens[at:at + 4]
+        if len(following) > 2 and following[0].kind == following[2].kind == "num" and following[1].text == "/" and (
+                following[0].text.isdigit() and following[2].text.isdigit() and 0 < following[0].value < following[2].value):
+            self.at += 3
+            return Op("mixed", (whole, Num(following[0].value / following[2].value)))
+        if self.command() == "frac":
+            part = self.from_command("frac")
+            if isinstance(part.args[0], Num) and isinstance(part.args[1], Num) and (
+                    0 < part.args[0].value < part.args[1].value) and part.args[0].value.denominator == 1:
+                return Op("mixed", (whole, Num(part.args[0].value / part.args[1].value)))
+            return Op("*", (whole, self.suffixes(part)))
+        return whole
+
+    def call(self, symbol: Node) -> Node:
+        """`f(x)`, `I(0)`, `P(A)`: a symbol before parentheses, as a call if that is how it reads."""
+        if self.sign() != "(":
+            return symbol
+        name = symbol.name if isinstance(symbol, Sym) else ""
+        at = self.at
+        self.at += 1
+        depth, self.depth = self.depth, self.depth + 1
+        if self.depth > MAX_DEPTH:
+            raise ParseError(f"nested deeper than {MAX_DEPTH}")
+        try:
+            bars, self.bars = self.bars, 0
+            args = [self.sum()]
+            while self.accept(","):
+                args.append(self.sum())
+            self.expect(")")
+            self.bars = bars
+        except ParseError:
+            args = []
+        self.depth = depth
+        simple = all(isinstance(a, Sym | Num) for a in args)
+        if args and (name[:1] in CALLED or name.endswith("'") or simple):
+            return Op("call", (symbol, *args))
+        self.at = at
+        return symbol
+
+    def label(self) -> Node:
+        """Words before "=" or ":" name what follows: `\\text{Area} = 5`."""
+        words = []
+        while self.token.kind in ("text", "roman", "name") and len(words) < 8:
+            words.append(self.token.text)
+            self.at += 1
+        if self.sign() not in ("=", ":", "~="):
+            raise ParseError(f"unexpected word {words[0]!r}")
+        if self.sign() == ":":
+            self.tokens[self.at] = Token("op", "=")
+        return Sym("text " + " ".join(words))
+
+    def bracket(self) -> Node:
+        """`(...)`, `[...)`, `]...[`: a group if it holds one item, else a tuple or an interval."""
+        opened = self.expect("(", "[", "]")
+        items = [self.clause()]
+        while self.accept(",", ";"):
+            self.may_close = True
+            items.append(self.clause())
+        if opened == "]":
+            closed = self.expect("]", "[")
+        elif len(items) == 2 and self.sign() == "[":
+            closed = self.expect("[")
+        else:
+            closed = self.expect(")", "]")
+        ends = {"]": "(", "[": "["}.get(opened, "(") + {"[": ")"}.get(closed, closed)
+        if len(items) == 1:
+            if ends in ("()", "[]"):
+                return items[0]
+            raise ParseError("brackets do not match")
+        return Seq("tuple", items, ends)
+
+    def braces(self) -> Node:
+        r"""`\{1, 2\}`, `\{\}`, `\{x \mid x > 2\}`, `\{x \in R : x > 2\}`."""
+        self.expect(r"\{")
+        if self.accept(r"\}"):
+            return Seq("set", [])
+        self.stop.append(":")
+        self.bars += 1
+        node = self.answer()
+        self.bars -= 1
+        if self.accept("|", ":"):
+            self.bars += 1
+            node = self.answer()
+            self.bars -= 1
+            if not isinstance(node, Rel | Seq | Op):
+                raise ParseError("a set builder without a condition")
+            node = Op("where", (node,))
+        self.stop.pop()
+        self.expect(r"\}")
+        if isinstance(node, Op) and node.head == "where":
+            return node.args[0]
+        return Seq("set", node.items if isinstance(node, Seq) and node.kind in ("list", "or") else [node])
+
+    def absolute(self) -> Node:
+        self.expect("|")
+        doubled = self.accept("|")
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise ParseError("nested too deeply")
+        self.bars += 1
+        node = self.sum()
+        self.bars -= 1
+        self.depth -= 1
+        self.expect("|")
+        if doubled:
+            self.expect("|")
+        return Op("abs", (node,))
+
+    # -- commands
+
+    def from_command(self, name: str) -> Node:
+        self.at += 1
+        if name in ("pi", "infty", "emptyset", "reals"):
+            return Seq("set", []) if name == "emptyset" else Op({"infty": "inf"}.get(name, name))
+        if name == "frac":
+            return self.fraction()
+        if name == "sqrt":
+            return self.root()
+        if name in ("binom", "gcd", "lcm", "min", "max") and self.sign() in ("(", "{"):
+            return self.two_arguments(name)
+        if name in ("overline", "hat", "dot", "ddot", "tilde", "bar"):
+            node = self.argument()
+            accented = Sym(f"\\{name} {name_of(node)}")
+            return self.call(accented)
+        if name in ("angle",):
+            letters = []
+            while self.token.kind in ("name", "word", "num") and len(letters) < 6:
+                letters.append(self.token.text)
+                self.at += 1
+                if self.sign() == "_":
+                    self.at += 1
+                    letters.append("_" + self.token.text)
+                    self.at += 1
+            if not letters:
+                raise ParseError("an angle without a name")
+            return Sym("\\angle " + "".join(letters))
+        if name in ("sum", "prod", "int", "lim"):
+            return self.big_operator(name)
+        if name.startswith("begin "):
+            return self.nested(lambda: self.environment(name[6:]))
+        if name in FUNCTIONS:
+            return self.function(name)
+        raise ParseError(f"unexpected \\{name}")
+
+    def fraction(self) -> Node:
+        top = self.argument()
+        bottom = self.argument()
+        if isinstance(top, Op) and isinstance(bottom, Op) and (variable := derivative(top, bottom)):
+            return variable
+        return Op("/", (top, bottom))
+
+    def root(self) -> Node:
+        index = None
+        if self.accept("["):
+            index = self.nested(self.sum)
+            self.expect("]")
+        if self.sign() == "(":                                  # \sqrt(5), sqrt(5)
+            radicand = self.nested(self.bracket)
+        else:
+            radicand = self.argument(whole_number=True)
+        return Op("sqrt", (radicand,)) if index is None else Op("root", (radicand, index))
+
+    def two_arguments(self, name: str) -> Node:
+        if self.sign() == "(":
+            node = self.nested(self.bracket)
+            items = node.items if isinstance(node, Seq) else [node]
+        else:
+            first = self.argument()
+            items = [first, self.argument()] if name == "binom" else first.items if isinstance(first, Seq) else [first]
+        if name == "binom" and len(items) != 2:
+            raise ParseError("a binomial needs two arguments")
+        return Op(name, tuple(items))
+
+    def function(self, name: str) -> Node:
+        """`sin x`, `sin^2 x`, `sin^{-1} x`, `log_2 8`, `exp{-at}`, `ln(x)`."""
+        power = base = None
+        while sign := self.accept("^", "_"):
+            value = self.argument(whole_number=True) if sign == "_" else self.exponent()
+            power, base = (value, base) if sign == "^" else (power, value)
+        if self.sign() in ("(", "{", "[") or self.sign() == "|":
+            atom = in_radians(self.nested(self.atom), name)
+            argument = Seq("tuple", atom.items) if isinstance(atom, Seq) else atom
+            if isinstance(argument, Seq):
+                raise ParseError(f"{name} of several arguments")
+        elif self.command() in FUNCTIONS - {"sqrt"}:
+            argument = self.nested(self.power)
+        else:
+            argument = in_radians(self.nested(self.bare_argument), name)
+        if isinstance(power, Op) and power.head == "neg" and power.args[0] == Num(Fraction(1)) and name[:3] in ("sin", "cos", "tan",
+                                                                                                         "cot", "sec", "csc"):
+            return Op("arc" + name, (argument,))
+        if name == "log" and base is not None:
+            node = Op("logbase", (argument, base))
+        elif name == "lg":
+            node = Op("logbase", (argument, Num(Fraction(10))))
+        else:
+            node = Op(name, (argument,))
+        return node if power is None else Op("^", (node, power))
+
+    def bare_argument(self) -> Node:
+        """The argument of a function written without parentheses: factors up to a sign or another function."""
+        node = self.signed()
+        while self.token.kind in ("num", "name", "word") or self.command() in ("frac", "sqrt", "pi") or (
+                self.sign() == "(" and isinstance(node, Num)):
+            if self.token.kind == "word" and self.unit_ahead():
+                break
+            if self.token.kind == "word":
+                self.split()
+                continue
+            node = Op("*", (node, self.power()))
+        return node
+
+    def big_operator(self, name: str) -> Node:
+        low = high = None
+        while sign := self.accept("_", "^"):
+            if sign == "_":
+                if self.accept("{"):
+                    low = self.nested(self.clause)
+                    self.expect("}")
+                else:
+                    low = self.argument()
+            else:
+                high = self.exponent()
+        body = self.nested(self.sum if name == "int" else self.product)
+        return Op(name, (low or Op("..."), high or Op("..."), body))
+
+    def environment(self, name: str) -> Node:
+        if name not in ("pmatrix", "bmatrix", "vmatrix", "Bmatrix", "Vmatrix", "matrix", "smallmatrix", "array", "cases",
+                        "aligned", "align", "gathered"):
+            raise ParseError(f"unknown environment {name}")
+        rows: list[list] = [[]]
+        while self.command() != f"end {name}":
+            if self.accept("\\\\"):
+                rows.append([])
+            elif self.accept("&"):
+                pass
+            else:
+                words = self.token.kind == "text" and self.token.text in ("if", "for", "when", "otherwise")
+                if words:
+                    self.at += 1
+                    if self.tokens[self.at - 1].text == "otherwise":
+                        rows[-1].append(Sym("text otherwise"))
+                        continue
+                rows[-1].append(self.clause())
+                self.accept(",")
+        self.at += 1
+        rows = [row for row in rows if row]
+        if name in ("cases", "aligned", "align", "gathered"):
+            return Seq("list", [Seq("tuple", row) if len(row) > 1 else row[0] for row in rows])
+        if not rows or len({len(row) for row in rows}) != 1:
+            raise ParseError("a matrix with ragged rows")
+        matrix = Matrix(rows)
+        return Op("det", (matrix,)) if name == "vmatrix" else matrix
+
+
+def in_radians(node: Node, function: str) -> Node:
+    """The argument of a trigonometric function with its degrees converted: `sin 30^\circ`."""
+    if isinstance(node, Op) and function in ("sin", "cos", "tan", "cot", "sec", "csc"):
+        return Op("radians" if node.head == "degree" else node.head, tuple(in_radians(arg, function) for arg in node.args))
+    return node
+
+
+def name_of(node: Node) -> str:
+    """A name for the symbol under an accent: `\\overline{AB}` -> "AB"."""
+    if isinstance(node, Sym):
+        return node.name
+    if isinstance(node, Op) and node.head == "*":
+        return "".join(name_of(a) for a in node.args)
+    if isinstance(node, Op) and node.head == "sub":
+        return name_of(node.args[0]) + "_" + name_of(node.args[1])
+    if isinstance(node, Num):
+        return str(node.value)
+    if isinstance(node, Op) and not node.args:
+        return node.head
+    raise ParseError("an accent over an expression")
+
+
+def derivative(top: Op, bottom: Op) -> Node | None:
+    """`\\frac{dy}{dx}`, `\\frac{d^2 y}{dx^2}` as an opaque function of y and x; None for other fractions."""
+    over, under = factors(top), factors(bottom)
+    d = Sym("d")
+    order = over[0].args[1] if isinstance(over[0], Op) and over[0].head == "^" and over[0].args[0] == d else None
+    if len(over) < 2 or len(under) < 2 or under[0] != d or not (over[0] == d or order):
+        return None
+    return Op("call", ("d" if order is None else "d2", *over[1:], *under[1:]))
+
+
+def factors(node: Node) -> list:
+    return [f for a in node.args for f in factors(a)] if isinstance(node, Op) and node.head == "*" else [node]
