@@ -116,7 +116,7 @@ def _compare(gold: str, answer: str) -> tuple[bool, str]:
     """(verdict, reason); imported lazily, since most answers are plain numbers."""
     from nano_exgrpo.equality import Judge
     from nano_exgrpo.latex import MAX_CHARS, ParseError, parse_tokens
-    from nano_exgrpo.text import same_words
+    from nano_exgrpo.text import choice_readings, same_words
     from nano_exgrpo.tokens import AMBIGUOUS_COMMA, tokenize
 
     if max(len(gold), len(answer)) > MAX_CHARS:
@@ -124,18 +124,18 @@ def _compare(gold: str, answer: str) -> tuple[bool, str]:
     ambiguous = AMBIGUOUS_COMMA.search(gold), AMBIGUOUS_COMMA.search(answer)
     why = ""
     for lists in ((False, True) if any(ambiguous) else (False,)):
-        tokens = tokenize(gold, lists), tokenize(answer, lists)
-        if same_words(*tokens):
-            return True, "the same words and signs"
-        try:
-            trees = parse_tokens(tokens[0]), parse_tokens(tokens[1])
-        except ParseError as error:
-            why = why or f"not parsed: {error}"
-            continue
-        judge = Judge(*trees)
-        if judge.verdict():
-            return True, "equal"
-        why = why or judge.why
+        tokens = tokenize(gold, lists)
+        for reading in choice_readings(tokenize(answer, lists), tokens):
+            if same_words(tokens, reading):
+                return True, "the same words and signs"
+            try:
+                judge = Judge(parse_tokens(list(tokens)), parse_tokens(reading))
+            except ParseError as error:
+                why = why or f"not parsed: {error}"
+                continue
+            if judge.verdict():
+                return True, "equal"
+            why = why or judge.why
     return False, why
 
 
@@ -145,24 +145,28 @@ def reward(response: str, gold: str) -> float:
     return float(answer is not None and is_equal(gold, answer))
 
 
+def explain(gold: str, response: str) -> str:
+    """How the verdict on a response comes about, stage by stage, for people to read."""
+    from nano_exgrpo.latex import ParseError, parse
+
+    answer = extract_answer(response)
+    lines = [f"extracted   {answer!r}"]
+    if answer is not None:
+        for name, text in (("gold", gold), ("answer", answer)):
+            try:
+                lines.append(f"{name:<12}{parse(text)}")
+            except ParseError as error:
+                lines.append(f"{name:<12}not parsed ({error})")
+        lines.append(f"why         {_compare(gold, answer)[1]}")
+    return "\n".join([*lines, f"reward      {reward(response, gold)}"])
+
+
 def main(arguments: list[str]) -> int:
     """Show how a verdict comes about."""
     if len(arguments) != 2:
         print("usage: python -m nano_exgrpo.checker GOLD RESPONSE", file=sys.stderr)
         return 2
-    from nano_exgrpo.latex import ParseError, parse
-
-    gold, response = arguments
-    answer = extract_answer(response)
-    print(f"extracted   {answer!r}")
-    if answer is not None:
-        for name, text in (("gold", gold), ("answer", answer)):
-            try:
-                print(f"{name:<12}{parse(text)}")
-            except ParseError as error:
-                print(f"{name:<12}not parsed ({error})")
-        print(f"why         {_compare(gold, answer)[1]}")
-    print(f"reward      {reward(response, gold)}")
+    print(explain(*arguments))
     return 0
 
 

@@ -60,6 +60,8 @@ class Judge:
         heads = names_of(a), names_of(b)
         if any(h & {"@pm", "@mp"} for h in heads):
             a, b = self.spread(a), self.spread(b)
+        if isinstance(a, Rel) and isinstance(b, Rel) and self.both_relations(a, b):
+            return True
         if self.is_real_set(a) or self.is_real_set(b):
             sets = self.real_set(a), self.real_set(b)
             if None not in sets:
@@ -121,7 +123,7 @@ class Judge:
 
     def relations(self, a: Node, b: Node) -> bool:
         if isinstance(a, Rel) and isinstance(b, Rel):
-            return self.both_relations(a, b)
+            return False
         rel, other, gold_first = (a, b, True) if isinstance(a, Rel) else (b, a, False)
         if set(rel.ops) <= {"="} and isinstance(rel.terms[0], Seq) and isinstance(rel.terms[-1], Seq) and (
                 isinstance(other, Seq) and other.kind == "list" and all(isinstance(i, Rel) for i in other.items)):
@@ -272,7 +274,8 @@ class Judge:
         rows = []
         for node in (a, b):
             if isinstance(node, Seq) and node.kind == "tuple" and node.ends in ("()", "[]"):
-                node = Matrix([[item] for item in node.items])
+                nested = all(isinstance(item, Seq) and item.kind == "tuple" for item in node.items)   # [[1, 2], [3, 4]]
+                node = Matrix([item.items if nested else [item] for item in node.items])
             rows.append(self.rows(node))
         if isinstance(a, Seq) or isinstance(b, Seq):                 # a vector written as a tuple: row or column
             rows = [[[cell] for cell in r[0]] if r and len(r) == 1 else r for r in rows]
@@ -392,7 +395,7 @@ class Judge:
                 ">=": [(bound, True, None, False)], "=": [(bound, True, bound, True)],
                 "!=": [(None, False, bound, False), (bound, False, None, False)]}[op]
         if len(terms) == 3 and "=" not in ops and "!=" not in ops and ops[0][0] == ops[1][0]:
-            halves = self.solution(Rel(terms[:2], ops[:1])), self.solution(Rel(terms[1:], ops[1:]))
+            halves = self.solution(Rel([terms[1], terms[0]], [FLIPPED[ops[0]]])), self.solution(Rel(terms[1:], ops[1:]))
             if None in halves:
                 return None
             (variable, [first]), (_, [second]) = halves
@@ -552,7 +555,7 @@ class Judge:
                     raise
                 continue
             same = self.close(at, x, y, a, b)
-            if complex_allowed or not (isinstance(x, at.ctx.mpc) or isinstance(y, at.ctx.mpc)):
+            if complex_allowed or not (at.left_reals or isinstance(x, at.ctx.mpc) or isinstance(y, at.ctx.mpc)):
                 if not same:
                     return False
                 good += 1

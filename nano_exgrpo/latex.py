@@ -159,6 +159,12 @@ class Parser:
             return sign
         return ""
 
+    def words(self, *words: str) -> bool:
+        """Step over one of `words`, if it stands here."""
+        found = self.token.kind in ("text", "word") and self.token.text in words
+        self.at += found
+        return found
+
     def expect(self, *signs: str) -> str:
         found = self.accept(*signs)
         if not found:
@@ -214,7 +220,7 @@ class Parser:
         return Seq("or" if "or" in seen else "list", items) if len(items) > 1 else items[0]
 
     def clause(self) -> Node:
-        if self.accept("~="):                                  # "≈ 5"
+        if self.accept("~=", "="):                             # "≈ 5", "= 5"
             return self.clause()
         terms, ops = [self.ratio()], []
         while (sign := self.sign()) in RELATIONS:
@@ -246,11 +252,11 @@ class Parser:
 
     def ratio(self) -> Node:
         parts = [self.set()]
-        while self.stop[-1:] != [":"] and self.accept(":"):
-            if self.accept("..."):
-                parts.append(Op("..."))
-            else:
-                parts.append(self.set())
+        while self.stop[-1:] != [":"] and (self.accept(":") or self.words("to")):
+            minutes = self.token.text
+            parts.append(self.set())
+            if len(minutes) == 2 and minutes[0] == "0" and parts[-1] == Num(Fraction(int(minutes))):
+                parts[-1] = Sym(f"clock {minutes}")             # 3:05 is no ratio
         if len(parts) == 1:
             return parts[0]
         unit = parts[-1].unit if isinstance(parts[-1], Quantity) else None
@@ -360,8 +366,7 @@ class Parser:
             exponent = self.exponent()
             if isinstance(exponent, Sym) and exponent.name.strip("'") == "":
                 base = self.marked(base, exponent.name)
-            elif isinstance(base, Op) and base.head == "call" and isinstance(base.args[0], str):
-                base = Op("^", (base, exponent))
+                base = self.call(base)
             else:
                 base = Op("^", (base, exponent))
             base = self.suffixes(base)
@@ -417,7 +422,7 @@ class Parser:
                 node = Op("percent", (node,))
             elif self.sign() == "deg":
                 self.at += 1
-                if self.token.kind == "name" and self.token.text in ("C", "F"):
+                if self.token.kind in ("name", "roman") and self.token.text in ("C", "F"):
                     self.at += 1
                 node = Op("degree", (node,))
             elif self.accept("'"):
@@ -432,7 +437,8 @@ class Parser:
     def subscript(self, node: Node) -> Node:
         self.expect("_")
         if isinstance(node, Num) and node.digits == 0:
-            return Based(self.tokens[self.at - 2].text, self.base())
+            numeral = self.tokens[self.at - (3 if self.tokens[self.at - 2].text == ")" else 2)]
+            return Based(numeral.text, self.base())
         if not isinstance(node, Sym):
             raise ParseError("a subscript on something that is not a symbol")
         braced = self.accept("{")
@@ -515,7 +521,7 @@ class Parser:
                     self.at += 1
                     node = Op("/", (node, self.nested(self.sum)))
                 self.expect("}")
-                return Seq("tuple", node.items, "{}") if isinstance(node, Seq) and node.kind == "list" else node
+                return Seq("set", node.items) if isinstance(node, Seq) and node.kind == "list" else node
             if text == r"\{":
                 return self.nested(self.braces)
             if text == "|":
@@ -650,7 +656,7 @@ class Parser:
             return self.fraction()
         if name == "sqrt":
             return self.root()
-        if name in ("binom", "gcd", "lcm", "min", "max") and self.sign() in ("(", "{"):
+        if name == "binom" or name in ("gcd", "lcm", "min", "max") and self.sign() in ("(", "{"):
             return self.two_arguments(name)
         if name in ("overline", "hat", "dot", "ddot", "tilde", "bar"):
             node = self.argument()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from nano_exgrpo.tokens import Token
 
+CHOICES = set("ABCDEFGHIJ")
 _EMPTY = "no solution"
 _SAME = {
     **dict.fromkeys(["no solution", "no solutions", "no real solution", "no real solutions", "there is no solution",
@@ -14,7 +15,7 @@ _SAME = {
                      "no such solution", "emptyset"], _EMPTY),
     **dict.fromkeys(["does not exist", "dne", "undefined", "doesn t exist"], "undefined"),
     **dict.fromkeys(["all real numbers", "all reals", "all real x", "the set of all real numbers", "reals", "the real numbers"], "reals"),
-    **dict.fromkeys(["infinity", "infinite", "infinitely many", "infinitely many solutions"], "infinity"),
+    **dict.fromkeys(["infinity", "infinite", "infinitely many", "infinitely many solutions", "infty"], "infinity"),
     **dict.fromkeys(["true", "t"], "true"),
 }
 
@@ -22,7 +23,9 @@ _SAME = {
 def words(tokens: list[Token]) -> tuple[str, ...]:
     """The tokens as strings, words in lower case."""
     out = []
-    for kind, text, *_ in tokens:
+    for at, (kind, text, *_) in enumerate(tokens):
+        if text in ("a", "an", "the") and kind in ("text", "roman", "word") and tokens[at + 1].kind == "text":
+            continue                                            # "a parabola"
         if kind == "word" and looks_like_word(text) or kind in ("text", "op", "cmd"):
             text = text.lower()
         if kind != "end":
@@ -44,3 +47,28 @@ def same_words(gold: list[Token], answer: list[Token]) -> bool:
     if left == right:
         return True
     return _SAME.get(" ".join(left), "gold") == _SAME.get(" ".join(right), "answer")
+
+
+def choice_readings(answer: list[Token], gold: list[Token]) -> list[list[Token]]:
+    """The answer, and where it is a choice with its content (`(B) 12`, `B. 12`), the letter or the content alone.
+
+    The letter if the gold answer is a letter, the content otherwise; a letter in math mode before its content
+    (`(B) 12`) may be a factor, so that its content alone is not read.
+    """
+    bracketed = answer[0].text == "("
+    letter, *rest = answer[bracketed:]
+    if letter.kind not in ("name", "roman") or letter.text not in CHOICES or not rest:
+        return [answer]
+    mark, *content = rest
+    if mark.text not in ((")",) if bracketed else (")", ".", ":")) or not content or content[0].kind == "end" or (
+            content[0].text in (",", ";", "and", "or") or any(t.kind in ("name", "roman") and t.text in CHOICES for t in content)):
+        return [answer]
+    if is_letter(gold):
+        return [answer, [letter, answer[-1]]]
+    return [answer, content] if letter.kind == "roman" or not bracketed else [answer]
+
+
+def is_letter(tokens: list[Token]) -> bool:
+    """Whether an answer is one choice letter, perhaps in parentheses."""
+    inner = [t for t in tokens if t.kind != "end" and t.text not in ("(", ")", ".")]
+    return len(inner) == 1 and inner[0].kind in ("name", "roman") and inner[0].text in CHOICES

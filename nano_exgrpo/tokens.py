@@ -131,7 +131,7 @@ _LAYOUT = set("displaystyle textstyle scriptstyle left right middle big Big bigg
               "Biggr limits nolimits mathbf boldsymbol bm mathit mathsf mathcal mathscr mathfrak mathnormal vec overrightarrow "
               "underline ensuremath mathop pmb Large large small bf it rm sf bold boldmath phantomsection "
               "mathord mathrel mathbin mathopen mathclose nonumber notag hfill hline centering boxed fbox".split())
-_SPACING = set(", ; : ! > quad qquad enspace thinspace medspace thickspace negthinspace nobreakspace ~".split()) | {" ", "\n", "\t"}
+_SPACING = set("( ) [ ] , ; : ! > quad qquad enspace thinspace medspace thickspace negthinspace nobreakspace ~".split()) | {" ", "\n", "\t"}
 _DROP_WITH_ARGUMENT = set("color tag label phantom hphantom vphantom hspace vspace mspace hskip".split())
 _DROP_FIRST_ARGUMENT = {"textcolor", "colorbox", "fcolorbox"}
 _TEXT = set("text textbf textit textrm textsf texttt textnormal textup mbox hbox emph operatorname mathrm mathtt textsc".split())
@@ -189,12 +189,11 @@ def _braced(text: str, at: int) -> int:
 def _text_tokens(content: str, command: str, lists: bool, depth: int) -> list[Token]:
     """The tokens of the argument of `\\text`: words are words, all else is read as usual."""
     roman = command in ("mathrm", "operatorname")
-    spaced = "~" in content or not roman and content != content.strip()
     out: list[Token] = []
     for token in _scan(content.replace("~", " "), lists, depth + 1):
         if token.kind == "word":
             out.append(Token("text", token.text if token.text in ("AM", "PM") else token.text.lower()))
-        elif token.kind == "name" and (spaced or roman) and token.text.isalpha() and token.text not in "eid":
+        elif token.kind == "name" and token.text.isalpha() and token.text not in "eid":
             out.append(Token("roman", token.text))               # \mathrm{m}: metre or m, the parser decides
         elif token.kind == "cmd" and token.text in ("min", "max", "sec", "deg") and not roman:
             out.append(Token("text", token.text))
@@ -274,6 +273,8 @@ def _scan(text: str, lists: bool, depth: int = 0) -> list[Token]:
                 out.append(Token("name", run))
             elif run in ("and", "or"):
                 out.append(Token("op", run))
+            elif len(run) > 3 and text[at - len(run) - 1:at - len(run)] == " " and _is_word_after_number(run, out):
+                out.append(Token("text", run))
             elif run in _BARE:
                 out.append(_command(_BARE[run]))
             else:
@@ -288,9 +289,16 @@ def _scan(text: str, lists: bool, depth: int = 0) -> list[Token]:
     return out
 
 
+def _is_word_after_number(run: str, before: list[Token]) -> bool:
+    """Whether a run of bare letters after a number and a space is a word (`12 students`), not a product."""
+    return before[-1:] != [] and before[-1].kind == "num" and run.islower() and run not in _BARE and any(c in "aeiou" for c in run)
+
+
 def _command(name: str) -> Token:
     name = _VARIANTS.get(name, name)
     name = _ALIASES.get(name, name)
+    if name == ".":
+        return Token("op", ".")
     if name in _OPS:
         return Token("op", _OPS[name])
     if name == "circ":
@@ -300,6 +308,8 @@ def _command(name: str) -> Token:
     return Token("cmd", name) if name in _COMMANDS else Token("bad", "\\" + name)
 
 
+_MERIDIEM = re.compile(r"\b([ap])\.\s?m\b\.?", re.IGNORECASE)
+_QUOTED = re.compile(r"(\*\*|'|\*|__|_)([^*'_]+)\1")
 _PERCENT = {"percent", "pct", "percentage", "percents"}
 _ANSWER_PREFIX = re.compile(r"^\s*(?:\\text(?:bf)?\s*\{)?\s*(?:the\s+)?(?:final\s+|correct\s+)?answer\s*(?:is\b|:|=)+\s*:?\s*", re.IGNORECASE)
 
@@ -314,8 +324,9 @@ def tokenize(text: str, lists: bool = False) -> list[Token]:
     text = to_ascii(text).strip()
     if (prefix := _ANSWER_PREFIX.match(text)) and prefix.end() < len(text):
         text = text[prefix.end():] if "{" not in prefix[0] else prefix[0][:prefix[0].index("{") + 1] + text[prefix.end():]
-    if len(text) > 2 and text[0] == text[-1] == "'":
-        text = text[1:-1]
+    text = _MERIDIEM.sub(r"\1m", text)
+    if quoted := _QUOTED.fullmatch(text):
+        text = quoted[2]
     tokens: list[Token] = []
     for token in _scan(text, lists):
         if token.text in _PERCENT and token.kind in ("text", "word"):

@@ -140,6 +140,8 @@ def parse_unit(tokens: list[Token], at: int) -> tuple[Unit, int] | None:
             else:
                 break
             at += 1
+            if tokens[at].text == "." and kind == "text":
+                at += 1
             at, power = _exponent(tokens, at)
             if power != 1 and powers and spelled in NAMED:
                 powers[-1] = (spelled, powers[-1][1] * power)

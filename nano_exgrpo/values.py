@@ -50,7 +50,7 @@ def context(digits: int = DIGITS):
 def sample(name: str, index: int, whole: bool) -> Fraction:
     """The value of symbol `name` at point `index`: positive, from index 4 on of either sign; or a whole number."""
     rng = random.Random(f"{name}/{index}/{whole}")
-    if whole:
+    if whole and name[:1] not in "xyztuvwrs":                # letters that name real numbers by custom
         return Fraction(rng.randint(1, 9 if index < 5 else 40))
     value = Fraction(rng.randint(300, 4000), 1009)
     return -value if index >= 4 and rng.random() < 0.6 else value
@@ -69,6 +69,7 @@ class Evaluator:
         self.index, self.whole, self.budget = index, whole, budget
         self.env: dict[str, Fraction] = env or {}
         self.digits = digits
+        self.left_reals = False
         self.ctx = context(digits)
 
     # -- numbers
@@ -201,7 +202,13 @@ class Evaluator:
         if size * (abs(self.magnitude(a)) + 2) > MAX_LOG2:
             raise Undefined("too large")
         self.spend(6)
-        return self.ctx.power(self.num(a), self.num(b))
+        return self.noted(self.ctx.power(self.num(a), self.num(b)), a, b)
+
+    def noted(self, result, *arguments):
+        """`result`, noting whether a function of real numbers left the reals (outside its usual domain)."""
+        if isinstance(result, self.ctx.mpc) and not any(isinstance(a, self.ctx.mpc) for a in arguments):
+            self.left_reals = True
+        return result
 
     def op_sqrt(self, a):
         return self.op_pow(a, Fraction(1, 2))
@@ -305,7 +312,7 @@ class Evaluator:
         if a == 1:
             return Fraction(0)
         self.spend(3)
-        return self.ctx.log(self.num(a))
+        return self.noted(self.ctx.log(self.num(a)), a)
 
     op_log = op_ln
 
