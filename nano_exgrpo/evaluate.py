@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from nano_exgrpo.benchmarks import LETTERS
-from nano_exgrpo.checker import extract_answer, extract_choice, is_equal, reward
+from nano_exgrpo.checker import is_equal
+from nano_exgrpo.generations import Generation, by_question, grade
 from nano_exgrpo.policy import Policy, encode_prompt, token_batches
 from nano_exgrpo.questions import InputError, Question
 from nano_exgrpo.rollout import Trajectory, generate_responses, make_trajectory
@@ -110,51 +111,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(p in str(error) for p in phrases)
 
 
-# ---------------------------------------------------------------------------------------------- grading
-
-
-def grade(response: str, gold: str, letters: str = "") -> tuple[str | None, bool]:
-    """(extracted answer or None, whether it is right). letters: those of a multiple-choice question's options.
-
-    A free answer is right exactly when `checker.reward` says so: training and evaluation cannot disagree."""
-    if letters:
-        answer = extract_choice(response, letters)
-        return answer, answer == gold
-    return extract_answer(response), reward(response, gold) == 1.0
-
-
-@dataclass
-class Generation:
-    """One graded response: a row of generations.jsonl."""
-
-    benchmark: str
-    id: str  # of the question
-    sample: int
-    prompt: str
-    response: str
-    tokens: int
-    truncated: bool
-    answer: str | None
-    gold: str
-    correct: bool
-    letters: str = ""  # of the options; empty for a free answer
-
-    def regrade(self) -> bool:
-        """Grade anew; returns whether the verdict changed."""
-        before = self.correct
-        self.answer, self.correct = grade(self.response, self.gold, self.letters)
-        return self.correct != before
-
-
-def make_generation(benchmark: str, question: Question, sample: int, trajectory: Trajectory) -> Generation:
-    letters = LETTERS[: len(question.choices)]
-    answer, correct = grade(trajectory.text, question.answer, letters)
-    return Generation(
-        benchmark, question.id, sample, question.prompt, trajectory.text, len(trajectory.response_ids),
-        trajectory.truncated, answer, question.answer, correct, letters,
-    )  # fmt: skip
-
-
 # ---------------------------------------------------------------------------------------------- figures
 
 
@@ -170,13 +126,6 @@ class Figures:
     mean_tokens: float = 0.0
     truncated: float = 0.0  # share of responses cut off at the length limit
     unparsable: float = 0.0  # share of responses without a final answer to grade
-
-
-def by_question(generations: Iterable[Generation]) -> dict[str, list[Generation]]:
-    groups: dict[str, list[Generation]] = {}
-    for generation in generations:
-        groups.setdefault(generation.id, []).append(generation)
-    return groups
 
 
 def summarise(generations: Sequence[Generation], ks: Sequence[int] = ()) -> Figures:

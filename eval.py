@@ -1,0 +1,435 @@
+#!/usr/bin/env python
+"""Measure a language model on the paper's benchmarks, with numbers that can be believed.
+
+    python eval.py --model runs/toy-exgrpo-seed0                       a run, on its own held-out questions
+    python eval.py --model Qwen2.5-Math-1.5B --bench math500,aime24    a hub model on benchmarks from the hub
+    python eval.py --model runs/x --bench gsm8k --data gsm8k.jsonl     the same questions from a file
+    python eval.py --compare runs/a runs/b                             is b better than a?
+    python eval.py --model runs/x --show wrong                         why does it fail?
+
+What happens, in order: load the questions, generate responses (streamed to generations.jsonl, so that the same
+command goes on where an interrupted one stopped), grade them with the checker that gives training its reward, and
+sum them up with 95 % intervals that take the question as the unit (results.json, and a table). The statistics are
+in nano_exgrpo/stats.py, the benchmarks in nano_exgrpo/benchmarks.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import platform
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tqdm import tqdm
+
+from nano_exgrpo.benchmarks import BENCHMARKS, GROUPS, PLAIN, benchmark_names, load_benchmark
+from nano_exgrpo.checkpoint import list_checkpoints
+from nano_exgrpo.config import EvalConfig, TrainConfig, add_arguments
+from nano_exgrpo.evaluate import Figures, generate_batches, plan_batches, summarise
+from nano_exgrpo.generations import (
+    Generation, by_benchmark, by_question, digest, git_commit, make_generation, open_folder, read_generations,
+    weights_digest, write_generations,
+)  # fmt: skip
+from nano_exgrpo.policy import Policy, encode_prompt, load_policy, resolve_device
+from nano_exgrpo.questions import InputError, Question
+from nano_exgrpo.runlog import append_lines, write_text
+from nano_exgrpo.stats import Interval, average, paired_difference
+from train import load_data
+
+
+@dataclass
+class Subject:
+    """What is evaluated. weights: what `load_policy` loads. run: the settings of the run it came from, if any."""
+
+    model: str
+    weights: str
+    run: TrainConfig | None
+    out: Path
+
+
+@dataclass
+class Task:
+    """One benchmark: its questions, and how many responses to each."""
+
+    name: str
+    questions: list[Question]
+    samples: int
+
+
+# ----------------------------------------------------------------------------------- the whole of it
+
+
+def evaluate_model(config: EvalConfig, given: set[str]) -> tuple[Path, list[Generation]]:
+    """Generate what is missing, grade, write results.json and print the table; (folder, generations).
+
+    given: names of the settings that were asked for, which a run's own settings do not replace. Raises InputError.
+    """
+    subject = find_subject(config.model)
+    config = with_run_defaults(config, given, subject)
+    folder = Path(config.out) if config.out else subject.out
+
+    # 1. Questions.
+    tasks = load_tasks(config, subject)
+    generations = open_folder(folder, record(config, subject, tasks), overwrite=config.overwrite)
+
+    # 2. Responses, benchmark by benchmark, as far as they are not there yet.
+    policy, started = None, time.perf_counter()
+    for task in tasks:
+        if any((task.name, q.id, s) not in generations for q in task.questions for s in range(task.samples)):
+            policy = policy or load(config, subject)
+            generate(policy, task, config, folder, generations)
+    seconds = time.perf_counter() - started
+
+    # 3. Figures.
+    answered = [generations[task.name, q.id, s] for task in tasks for q in task.questions for s in range(task.samples)]
+    print(report(folder, config, answered, {"model": config.model, "seconds": round(seconds, 1)}))
+    return folder, answered
+
+
+def load(config: EvalConfig, subject: Subject) -> Policy:
+    device = resolve_device(config.device)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    dtype = {"auto": "bfloat16" if device.type == "cuda" else "float32"}.get(config.dtype, config.dtype)
+    return load_policy(subject.weights, device=device, dtype=getattr(torch, dtype))
+
+
+def generate(
+    policy: Policy, task: Task, config: EvalConfig, folder: Path, generations: dict[tuple[str, str, int], Generation]
+) -> None:
+    """Generate and grade what `generations` lacks of a task, adding to it and to generations.jsonl batch by batch."""
+    asked = [(q.id, encode_prompt(policy, q.prompt, config.system_prompt)) for q in task.questions]
+    plan = plan_batches(
+        policy, [ids for _, ids in asked], task.samples,
+        max_new_tokens=config.max_new_tokens, token_budget=config.batch_tokens,
+    )  # fmt: skip
+    room = policy.context - max(len(ids) for _, ids in asked)
+    if room < config.max_new_tokens:
+        print(f"{task.name}: the longest prompt leaves {room} of {config.max_new_tokens} new tokens in the model's context")
+
+    def keys(batch: Sequence[tuple[int, int]]) -> list[tuple[str, str, int]]:
+        return [(task.name, asked[question][0], sample) for question, sample in batch]
+
+    # A batch cut short by an interruption is generated anew and whole, or its responses would differ from those of
+    # an evaluation that was not interrupted.
+    pending = [batch for batch in plan if not all(key in generations for key in keys(batch))]
+    torn = [key for batch in pending for key in keys(batch) if generations.pop(key, None)]
+    if torn:
+        write_generations(folder, generations.values())
+
+    done = [g for g in generations.values() if g.benchmark == task.name]
+    correct, tokens, started = sum(g.correct for g in done), 0, time.perf_counter()
+    total = len(task.questions) * task.samples
+    with tqdm(desc=task.name, total=total, initial=len(done), unit=" responses") as progress:
+        for rows, trajectories in generate_batches(
+            policy, asked, pending, temperature=config.temperature, top_p=config.top_p,
+            max_new_tokens=config.max_new_tokens, seed=config.seed,
+        ):  # fmt: skip
+            fresh = [
+                make_generation(task.name, task.questions[question], sample, trajectory)
+                for (question, sample), trajectory in zip(rows, trajectories, strict=True)
+            ]
+            append_lines(folder / "generations.jsonl", map(dataclasses.asdict, fresh))
+            generations.update(zip(keys(rows), fresh, strict=True))
+            correct += sum(g.correct for g in fresh)
+            tokens += sum(g.tokens for g in fresh)
+            progress.update(len(fresh))
+            progress.set_postfix(
+                accuracy=f"{correct / progress.n:.3f}", tok_s=round(tokens / (time.perf_counter() - started))
+            )
+
+
+# ------------------------------------------------------------------------------- what to evaluate, on what
+
+
+def find_subject(model: str) -> Subject:
+    """A run folder, the model folder of a run or of one of its checkpoints, any other model folder, or a hub id.
+    Raises InputError for a run that has saved no model yet."""
+    if not model:
+        raise InputError("name what to evaluate with --model: a run folder, a model folder or a hub id")
+    if model == "toy":
+        raise InputError("the toy has no weights until it is trained: run train.py, then give its run folder to --model")
+    path = Path(model)
+    run = run_settings(path)
+    if run is not None:
+        checkpoints = list_checkpoints(path)
+        if (path / "model" / "config.json").is_file():
+            return Subject(model, str(path / "model"), run, path / "eval")
+        if checkpoints:
+            print(f"{model} is not finished: its last checkpoint, {checkpoints[-1].name}, is evaluated")
+            return Subject(model, str(checkpoints[-1] / "model"), run, path / f"eval-{checkpoints[-1].name}")
+        raise InputError(f"run {model} has saved no model yet; finish it with train.py --resume {model}")
+    for parent in path.resolve().parents[:3] if path.is_dir() else ():  # <run>/model, <run>/checkpoints/step-…/model
+        if (run := run_settings(parent)) is not None:
+            step = path.resolve().parent.name if path.resolve().parent != parent else ""
+            return Subject(model, model, run, parent / (f"eval-{step}" if step else "eval"))
+    return Subject(model, model, None, Path("evals") / model.rstrip("/").split("/")[-1])
+
+
+def run_settings(folder: Path) -> TrainConfig | None:
+    """The settings of the training run in a folder; None if it holds none (a model's config.json is another thing)."""
+    try:
+        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(settings, dict) or "algo" not in settings:
+        return None
+    known = {field.name for field in dataclasses.fields(TrainConfig)}
+    return TrainConfig(**{name: value for name, value in settings.items() if name in known})
+
+
+def with_run_defaults(config: EvalConfig, given: set[str], subject: Subject) -> EvalConfig:
+    """A run is asked as it was trained, unless flags say otherwise."""
+    if subject.run is None:
+        return config
+    own = {"system_prompt": subject.run.system_prompt, "max_new_tokens": subject.run.max_response_length}
+    return dataclasses.replace(config, **{name: value for name, value in own.items() if name not in given})
+
+
+def load_tasks(config: EvalConfig, subject: Subject) -> list[Task]:
+    """The benchmarks asked for, each with its questions. Raises InputError."""
+    data = Path(config.data) if config.data else None
+    if config.bench == "held-out" or (not config.bench and not data and subject.run):
+        names = ["held-out"]
+    elif config.bench:
+        names = benchmark_names(config.bench)
+    elif data and data.is_file():
+        names = [data.stem]
+    else:
+        raise InputError("name the benchmarks with --bench, or a file of questions with --data")
+    if data and not data.is_dir() and len(names) > 1:
+        raise InputError(f"--data {data} is one file and cannot stand in for {len(names)} benchmarks; give a folder")
+    tasks = []
+    for name in names:
+        if name == "held-out" or (name == "toy" and not data and subject.run and not subject.run.data):
+            if subject.run is None:
+                raise InputError(f"only a run has held-out questions, and {config.model} is none; name benchmarks with --bench")
+            name, (_, questions) = "held-out" if subject.run.data else "toy", load_data(subject.run)
+        else:
+            source = str(data / f"{name}.jsonl") if data and data.is_dir() else config.data
+            shuffle_seed = config.seed if config.shuffle_options else None
+            questions = load_benchmark(name, data=source, shuffle_seed=shuffle_seed)
+            size = BENCHMARKS.get(name, PLAIN).size
+            if not source and len(questions) != size:
+                print(f"{name}: {len(questions)} questions came from the hub, {size} are expected", file=sys.stderr)
+        if config.limit and config.limit < len(questions):
+            kept = sorted(random.Random(config.seed).sample(range(len(questions)), config.limit))
+            questions = [questions[i] for i in kept]
+        samples = 1 if config.temperature == 0 else config.samples or BENCHMARKS.get(name, PLAIN).samples
+        tasks.append(Task(name, questions, samples))
+    return tasks
+
+
+# --------------------------------------------------------------------------------------- what is kept
+
+
+def record(config: EvalConfig, subject: Subject, tasks: Sequence[Task]) -> dict[str, Any]:
+    """All that decides what is generated: a folder goes on only under the same."""
+    names = ("temperature", "top_p", "max_new_tokens", "system_prompt", "seed", "dtype", "batch_tokens")
+    return {
+        "model": config.model,
+        "weights": weights_digest(Path(subject.weights)),
+        **{name: getattr(config, name) for name in names},
+        "benchmarks": {
+            task.name: {
+                "samples": task.samples,
+                "questions": len(task.questions),
+                "digest": digest(json.dumps([(q.id, q.prompt, q.answer) for q in task.questions]).encode()),
+            }
+            for task in tasks
+        },
+    }
+
+
+def report(folder: Path, config: EvalConfig, generations: Sequence[Generation], about: dict[str, Any]) -> str:
+    """Sum up, write results.json, and return the table."""
+    figures = {}
+    for name, group in by_benchmark(generations).items():
+        fewest = min(len(g) for g in by_question(group).values())
+        figures[name] = summarise(group, [int(k) for k in config.k.split(",")] if config.k else [fewest])
+    averages = {
+        group: average([figures[name].accuracy for name in names])
+        for group, names in GROUPS.items()
+        if all(name in figures for name in names)
+    }
+    results = {
+        **about,
+        "benchmarks": {name: dataclasses.asdict(f) for name, f in figures.items()},
+        "averages": {group: dataclasses.asdict(interval) for group, interval in averages.items()},
+        "settings": json.loads((folder / "settings.json").read_text(encoding="utf-8")),
+        "seed": config.seed,
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__},
+        "git_commit": git_commit(),
+    }
+    write_text(folder / "results.json", json.dumps(results, indent=2) + "\n")
+    return f"\n{figures_table(figures, averages)}\n\nresults: {folder / 'results.json'}   responses: {folder / 'generations.jsonl'}"
+
+
+# ------------------------------------------------------------------------------------------- tables
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells in columns; the first column to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))) for row in rows]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def figures_table(figures: dict[str, Figures], averages: dict[str, Interval]) -> str:
+    ks = sorted({k for f in figures.values() for k in f.pass_at})
+    head = ["benchmark", "questions", "metric", "accuracy [95 %]"]
+    head += [f"{kind}@{k}" for k in ks for kind in ("pass", "maj")] + ["tokens", "truncated", "no answer"]
+    rows = [head]
+    for name, f in figures.items():
+        at_k = [f"{at[k].value:.3f}" if k in at else "" for k in ks for at in (f.pass_at, f.maj_at)]
+        metric = "pass@1" if f.samples == 1 else f"avg@{f.samples}"
+        shares = [f"{f.mean_tokens:.0f}", f"{f.truncated:.1%}", f"{f.unparsable:.1%}"]
+        rows.append([name, str(f.questions), metric, str(f.accuracy), *at_k, *shares])
+    for group, interval in averages.items():
+        rows.append([f"average, {group}", "", "", str(interval)] + [""] * (len(head) - 4))
+    return table(rows)
+
+
+# ----------------------------------------------------------------------------------------- comparing
+
+
+def compare(config: EvalConfig, given: set[str], sides: Sequence[str]) -> str:
+    """Is B better than A? Each side is a folder of generations, or a run or model, which is then evaluated first.
+    Raises InputError when the two did not answer the same questions."""
+    found = []
+    for side in sides:
+        if (Path(side) / "generations.jsonl").is_file():
+            found.append(list(read_generations(Path(side)).values()))
+        else:
+            print(f"\n{side}")
+            found.append(evaluate_model(dataclasses.replace(config, model=side, out=""), given)[1])
+    a, b = (by_benchmark(generations) for generations in found)
+    names = [name for name in a if name in b]
+    if not names:
+        raise InputError(f"{sides[0]} and {sides[1]} have no benchmark in common ({', '.join(a)}; {', '.join(b)})")
+    rows, intervals = [["benchmark", "questions", "A", "B", "B - A [95 %]", "p", "B better", "worse", "same"]], []
+    for name in names:
+        left, right = by_question(a[name]), by_question(b[name])
+        if {i: (g[0].prompt, g[0].gold) for i, g in left.items()} != {i: (g[0].prompt, g[0].gold) for i, g in right.items()}:
+            raise InputError(f"{sides[0]} and {sides[1]} answered different questions on {name}; evaluate both on the same")
+        verdicts = [[[float(g.correct) for g in side[id]] for id in left] for side in (left, right)]
+        result = paired_difference(*verdicts)
+        accuracies = [f"{sum(sum(v) / len(v) for v in side) / len(side):.3f}" for side in verdicts]
+        d = result.difference
+        difference = f"{d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"
+        counts = map(str, (result.wins, result.losses, result.ties))
+        rows.append([name, str(len(left)), *accuracies, difference, f"{result.p:.2g}", *counts])
+        intervals.append(d)
+    if len(names) > 1:
+        d = average(intervals)
+        rows.append(["average", "", "", "", f"{d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]", "", "", "", ""])
+    else:
+        d = intervals[0]
+    verdict = "B is better than A" if d.low > 0 else "A is better than B" if d.high < 0 else "no difference is shown"
+    legend = "p: two-sided exact sign-flip test by question (single samples: McNemar's)"
+    return f"\nA  {sides[0]}\nB  {sides[1]}\n\n{table(rows)}\n\n{verdict} (95 % interval of B - A). {legend}"
+
+
+# ------------------------------------------------------------------------------ from what is already there
+
+
+def kept_folder(config: EvalConfig) -> Path:
+    """The folder that --regrade and --show work on. Raises InputError when it holds no generations."""
+    folder = Path(config.out) if config.out else find_subject(config.model).out
+    if not (folder / "generations.jsonl").is_file():
+        raise InputError(f"folder {folder} holds no generations.jsonl; evaluate first, or name the folder with --out")
+    return folder
+
+
+def regrade(config: EvalConfig) -> str:
+    """Grade all generations anew, write them back, and sum up."""
+    folder = kept_folder(config)
+    generations = list(read_generations(folder).values())
+    changed = [g for g in tqdm(generations, desc="grading") if g.regrade()]
+    write_generations(folder, generations)
+    lines = [f"{g.benchmark} {g.id} sample {g.sample}: now {'right' if g.correct else 'wrong'}, answer {g.answer!r}, gold {g.gold!r}" for g in changed]
+    settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+    config = dataclasses.replace(config, seed=settings["seed"])
+    lines.append(f"{len(changed)} of {len(generations)} verdicts changed")
+    return "\n".join(lines) + "\n" + report(folder, config, generations, {"model": settings["model"], "regraded": True})
+
+
+def show(config: EvalConfig) -> None:
+    """Page through the generations of one kind; waits for Enter on a terminal."""
+    kinds = {
+        "wrong": lambda g: not g.correct,
+        "right": lambda g: g.correct,
+        "truncated": lambda g: g.truncated,
+        "unparsable": lambda g: g.answer is None,
+    }
+    generations = list(read_generations(kept_folder(config)).values())
+    if config.bench:
+        generations = [g for g in generations if g.benchmark in config.bench.split(",")]
+    chosen = [g for g in generations if kinds[config.show](g)]
+    for number, g in enumerate(chosen, start=1):
+        print(f"\n===== {number} of {len(chosen)} {config.show}: {g.benchmark} {g.id}, sample {g.sample} =====")
+        print(f"{g.prompt}\n----- response, {g.tokens} tokens{', cut off at the limit' if g.truncated else ''}\n{g.response}\n-----")
+        print(g.explain())
+        if sys.stdin.isatty() and sys.stdout.isatty() and number < len(chosen):
+            if input("Enter for the next, q to stop: ").strip().lower() == "q":
+                return
+    print(f"\n{len(chosen)} of {len(generations)} responses are {config.show}")
+
+
+# ------------------------------------------------------------------------------------- command line
+
+
+def parse(argv: list[str] | None) -> tuple[EvalConfig, set[str], list[str] | None]:
+    """(settings, names of those given as flags, the two sides of --compare). Raises InputError."""
+    parser = argparse.ArgumentParser("eval.py", description="Evaluate a language model on benchmarks.", allow_abbrev=False)
+    add_arguments(parser, EvalConfig)
+    parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help="runs, models or folders of generations: is B better than A?")
+    given = vars(parser.parse_args(argv))
+    sides = given.pop("compare")
+    config = EvalConfig(**given)
+    for name, least in (("limit", 0), ("samples", 0), ("temperature", 0), ("max_new_tokens", 1), ("batch_tokens", 1), ("threads", 0)):
+        if getattr(config, name) < least:
+            raise InputError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(config, name)}")
+    if not 0 < config.top_p <= 1:
+        raise InputError(f"--top-p must be above 0 and at most 1, got {config.top_p}")
+    if not all(k.strip().isdigit() and int(k) > 0 for k in config.k.split(",")) and config.k:
+        raise InputError(f"--k must be whole numbers separated by commas, got {config.k}")
+    if sides and (config.model or config.out):
+        raise InputError("--compare names both models itself and writes to their own folders; drop --model and --out")
+    return config, set(given), sides
+
+
+def main(argv: list[str] | None = None) -> int:
+    try:
+        config, given, sides = parse(argv)
+        if sides:
+            print(compare(config, given, sides))
+        elif config.show:
+            show(config)
+        elif config.regrade:
+            print(regrade(config))
+        else:
+            evaluate_model(config, given)
+    except InputError as error:
+        print(f"eval.py: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # "| head" has read enough
+        sys.stderr.close()
+        return 0
+    except KeyboardInterrupt:
+        print("\neval.py: interrupted; the same command goes on where it stopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
