@@ -34,7 +34,7 @@ from nano_exgrpo.checkpoint import list_checkpoints, load_state, save_checkpoint
 from nano_exgrpo.config import TrainConfig, parse_train_config, to_dict
 from nano_exgrpo.evaluate import Evaluation, evaluate, is_out_of_memory
 from nano_exgrpo.loss import exgrpo_loss, group_advantages
-from nano_exgrpo.policy import Policy, encode_prompt, end_of_turn, load_policy, mean_entropies, resolve_device, token_batches, token_logprobs
+from nano_exgrpo.policy import Policy, enable_gradient_checkpointing, encode_prompt, end_of_turn, load_policy, mean_entropies, resolve_device, token_batches, token_logprobs
 from nano_exgrpo.questions import InputError, Question, QuestionSampler, load_questions, read_jsonl, split_held_out, sum_questions
 from nano_exgrpo.replay import ReplayBuffer
 from nano_exgrpo.rollout import Trajectory, rollout
@@ -65,7 +65,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
     train_questions, held_out = load_data(config)
     policy = start_policy(config, device, stop) if resumed is None else load_policy(str(resumed[0] / "model"), device=device)
     if config.gradient_checkpointing:
-        policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+        enable_gradient_checkpointing(policy.model)
     prompts = encode_prompts(policy, train_questions, config)
     questions = {q.id: q for q in train_questions if q.id in prompts}
     fitting = encode_prompts(policy, held_out, config)

@@ -78,7 +78,7 @@ def resolve_model_name(name: str) -> str:
     >>> resolve_model_name("Qwen2.5-Math-1.5B")
     'Qwen/Qwen2.5-Math-1.5B'
     """
-    if Path(name).is_dir():
+    if name and Path(name).is_dir():
         return name
     if name in HUB_IDS:
         return HUB_IDS[name]
@@ -126,6 +126,22 @@ def make_policy(model: Any, tokenizer: Any) -> Policy:
     return policy
 
 
+def enable_gradient_checkpointing(model: Any) -> None:
+    """Keep no activations inside the layers: backward recomputes them. Raises InputError where a model cannot.
+
+    transformers does so only for layers in training mode, which the policy is never in because of dropout. So
+    just the layers themselves are put in that mode, not the modules in them that drop out."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable  # old name
+    enable({"use_reentrant": False})
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise InputError(f"model type {model.config.model_type} cannot do --gradient-checkpointing; leave it out")
+    for layer in layers:
+        layer.training = True
+
+
 def find_stop_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """Token ids that end a response: the union of what generation_config, tokenizer and chat template name.
 
@@ -154,7 +170,8 @@ def _check_projection(policy: Policy) -> None:
     """`token_logprobs` assumes logits = output_embeddings(hidden). Some architectures scale or cap them
     afterwards (Gemma 2, Cohere, Granite); training those with wrong log-probabilities would fail silently."""
     model = policy.model
-    ids = torch.tensor([[policy.stop_ids[0]] * 4], device=policy.device)
+    size = model.get_output_embeddings().weight.shape[0]
+    ids = torch.arange(0, size, max(1, size // 8), device=policy.device)[None, :8]  # [1, 8]; some rows may be all zero
     with torch.no_grad():
         expected = model(input_ids=ids, use_cache=False).logits.float()
         hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state

@@ -128,16 +128,16 @@ def bare_generation(model: Any) -> Iterator[Callable[..., Tensor]]:
     from transformers import GenerationConfig
 
     own = model.generation_config
-    checkpointing = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+    checkpointed = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False) and m.training]
     model.generation_config = GenerationConfig()
-    if checkpointing:
-        model.gradient_checkpointing_disable()
+    for module in checkpointed:
+        module.training = False  # see `policy.enable_gradient_checkpointing`
     try:
         yield model.generate
     finally:
         model.generation_config = own
-        if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+        for module in checkpointed:
+            module.training = True
 
 
 def cut_at_stop(ids: Tensor, stop_ids: Sequence[int]) -> Tensor:

@@ -1,0 +1,72 @@
+"""What several test files share: tiny real models, and folders outside the project that may be absent."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for the network
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+
+from nano_exgrpo import toy
+from nano_exgrpo.policy import Policy, make_policy
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = ROOT.parent / "shared"
+GOLDEN = SHARED / "golden" / "loss_handed.json"
+QWEN_TOKENIZER = SHARED / "tokenizers" / "qwen2.5-math"
+
+torch.set_num_threads(1)  # the models here are so small that a second thread costs more than it gives
+
+
+def tiny_toy(seed: int = 0) -> Policy:
+    """The toy's tokenizer with a still smaller Qwen2, untrained: every token has about the same probability."""
+    return toy.build_policy(seed=seed, hidden=16, layers=1)
+
+
+@pytest.fixture
+def policy() -> Policy:
+    return tiny_toy()
+
+
+def word_tokenizer(words: int = 40) -> Any:
+    """A tokenizer without chat template, as GPT-2 and base Llamas have: w0 w1 … and <eos>."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {"<eos>": 0, "<unk>": 1, **{f"w{i}": i + 2 for i in range(words - 2)}}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", unk_token="<unk>")
+
+
+def build(family: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Policy:
+    """A random tiny model of a family: "qwen2" (tied embeddings), "llama" (untied) or "gpt2" (learned positions)."""
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    if family == "qwen2":
+        policy = tiny_toy(seed)
+        policy.model.to(dtype)
+        return policy
+    tokenizer = word_tokenizer()
+    if family == "llama":
+        config = LlamaConfig(
+            vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=64, eos_token_id=0, bos_token_id=None,
+        )  # fmt: skip
+        return make_policy(LlamaForCausalLM(config).to(dtype), tokenizer)
+    config = GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=2, n_head=2, n_positions=64, eos_token_id=0, bos_token_id=None)
+    return make_policy(GPT2LMHeadModel(config).to(dtype), tokenizer)
+
+
+def ragged(policy: Policy, lengths: list[tuple[int, int]], seed: int = 0) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Random prompts and responses of the given (prompt, response) lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    size = policy.model.get_output_embeddings().weight.shape[0]
+    draw = lambda n: torch.randint(1, size, (n,), generator=generator)  # noqa: E731
+    return [draw(p) for p, _ in lengths], [draw(r) for _, r in lengths]
