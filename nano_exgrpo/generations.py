@@ -128,7 +128,7 @@ def open_folder(folder: Path, wanted: dict[str, Any], *, overwrite: bool) -> dic
     for name, task in wanted["benchmarks"].items():
         before = held["benchmarks"].get(name, task)
         if before != task:
-            what = f"{before['samples']} samples each" if before["samples"] != task["samples"] else "other questions"
+            what = f"--samples {before['samples']}" if before["samples"] != task["samples"] else "other questions"
             raise InputError(f"folder {folder} holds {name} with {what}; {remedy}")
     held["benchmarks"].update(wanted["benchmarks"])
     write_text(path, json.dumps(held, indent=2) + "\n")

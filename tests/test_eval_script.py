@@ -1,0 +1,241 @@
+"""eval.py from the command line to the files it leaves, on tiny policies and without network."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+import eval as script
+from nano_exgrpo import toy
+from nano_exgrpo.checkpoint import save_model
+from nano_exgrpo.config import resolve, to_dict
+from nano_exgrpo.evaluate import evaluate
+from nano_exgrpo.generations import read_generations
+from nano_exgrpo.policy import load_policy
+from nano_exgrpo.questions import InputError
+from nano_exgrpo.stats import paired_difference, wilson
+from train import load_data
+
+
+def _make_run(folder, seed=0):
+    """What train.py leaves behind, with random weights in place of trained ones."""
+    config = resolve({"run": str(folder), "held_out": 30, "toy_questions": 60, "system_prompt": ""})
+    save_model(toy.build_policy(seed=seed, hidden=16, layers=1), folder / "model")
+    (folder / "config.json").write_text(json.dumps(to_dict(config)))
+    return config
+
+
+@pytest.fixture
+def run(tmp_path):
+    _make_run(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def _call(*arguments):
+    return script.main([str(a) for a in arguments])
+
+
+def _file(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def _lines(folder):
+    return sorted((folder / "generations.jsonl").read_text().splitlines())
+
+
+def test_a_run_on_its_own_held_out_questions(run, capsys):
+    assert _call("--model", run) == 0
+    output = capsys.readouterr().out
+    results = json.loads((run / "eval" / "results.json").read_text())
+    rows = [json.loads(line) for line in _lines(run / "eval")]
+    config = resolve({"held_out": 30, "toy_questions": 60, "run": str(run), "system_prompt": ""})
+    held_out = load_data(config)[1]
+    assert {r["id"]: (r["prompt"], r["gold"]) for r in rows} == {q.id: (q.prompt, q.answer) for q in held_out}
+    correct = sum(r["correct"] for r in rows)
+    figures = results["benchmarks"]["toy"]
+    assert figures["accuracy"] == dataclasses.asdict(wilson(correct, 30)) and str(wilson(correct, 30)) in output
+    assert figures["mean_tokens"] == sum(r["tokens"] for r in rows) / 30 and figures["questions"] == 30
+    assert figures["truncated"] == sum(r["truncated"] for r in rows) / 30
+    assert results["settings"]["max_new_tokens"] == config.max_response_length == 12  # the run's own
+    assert set(results) >= {"model", "settings", "seed", "versions", "git_commit"} and set(results["versions"]) >= {"torch", "transformers"}
+
+
+def test_training_and_the_script_agree(run):
+    """The evaluation inside train.py and eval.py give the same responses for the same settings."""
+    assert _call("--model", run / "model", "--temperature", "1.0", "--samples", "2") == 0
+    config = resolve({"held_out": 30, "toy_questions": 60, "run": str(run), "system_prompt": ""})
+    policy = load_policy(str(run / "model"), device="cpu")
+    result = evaluate(
+        policy, load_data(config)[1], samples=2, temperature=1.0, max_new_tokens=12, system_prompt="", batch_size=512, seed=0
+    )
+    expected = {(t.question_id, i): t.text for group in result.trajectories for i, t in enumerate(group)}
+    assert {(g.id, g.sample): g.response for g in read_generations(run / "eval").values()} == expected
+
+
+def test_interrupted_and_continued_equals_uninterrupted(run, tmp_path, monkeypatch, capsys):
+    arguments = ("--model", run, "--samples", "3", "--batch-tokens", "300", "--temperature", "1")
+    assert _call(*arguments, "--out", tmp_path / "whole") == 0
+    real, written = script.append_lines, []
+
+    def append_lines(path, rows):
+        rows = list(rows)
+        written.append(len(rows))
+        if len(written) == 3:  # killed in the middle of writing a batch: some rows whole, one torn
+            real(path, rows[:4])
+            with path.open("a") as file:
+                file.write(json.dumps(rows[4])[:50])
+            raise KeyboardInterrupt
+        real(path, rows)
+
+    monkeypatch.setattr(script, "append_lines", append_lines)
+    assert _call(*arguments, "--out", tmp_path / "parts") == 130
+    assert "same command goes on" in capsys.readouterr().err
+    monkeypatch.setattr(script, "append_lines", real)
+    whole = _lines(tmp_path / "whole")
+    assert 0 < len(read_generations(tmp_path / "parts")) < len(whole) == 90
+    assert _call(*arguments, "--out", tmp_path / "parts") == 0
+    assert _lines(tmp_path / "parts") == whole
+
+    # a third time there is nothing left to generate, and no model is loaded
+    monkeypatch.setattr(script, "load", lambda *_: pytest.fail("the model was loaded"))
+    assert _call(*arguments, "--out", tmp_path / "parts") == 0
+
+
+def test_other_settings_or_weights_are_not_mixed_in(run, capsys):
+    assert _call("--model", run) == 0
+    assert _call("--model", run, "--temperature", "1") == 2
+    assert "made with --temperature 0.6" in capsys.readouterr().err
+    save_model(toy.build_policy(seed=5, hidden=16, layers=1), run / "model")
+    assert _call("--model", run) == 2
+    assert "other weights" in capsys.readouterr().err
+    before = _lines(run / "eval")
+    assert _call("--model", run, "--overwrite") == 0
+    assert _lines(run / "eval") != before and len(before) == 30
+
+
+def test_regrade_corrects_the_kept_verdicts_without_the_model(run, monkeypatch, capsys):
+    assert _call("--model", run) == 0
+    path = run / "eval" / "generations.jsonl"
+    true = _lines(run / "eval")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows[:4]:
+        row["correct"] = not row["correct"]
+    _file(path, *rows)
+    monkeypatch.setattr(script, "load", lambda *_: pytest.fail("the model was loaded"))
+    assert _call("--model", run, "--regrade") == 0
+    assert "4 of 30 verdicts changed" in capsys.readouterr().out
+    assert _lines(run / "eval") == true
+
+
+def test_show_explains_failures(run, capsys):
+    assert _call("--model", run, "--temperature", "1") == 0
+    generations = read_generations(run / "eval").values()
+    capsys.readouterr()
+    for kind, chosen in [("wrong", [g for g in generations if not g.correct]), ("unparsable", [g for g in generations if g.answer is None])]:
+        assert _call("--model", run, "--show", kind) == 0
+        output = capsys.readouterr().out
+        assert len(re.findall(r"===== \d+ of", output)) == len(chosen)
+        assert all(g.prompt in output for g in chosen) and output.count("extracted   None") >= sum(g.answer is None for g in chosen)
+        assert f"{len(chosen)} of 30 responses are {kind}" in output
+
+
+def test_multiple_choice_from_a_file_with_a_limit(run, tmp_path):
+    rows = [{"id": f"c{i}", "question": "3 + 4", "choices": ["7", "8"], "answer": "A"} for i in range(9)]
+    data = _file(tmp_path / "arc_challenge.jsonl", *rows)
+    out = tmp_path / "out"
+    settings = ("--bench", "arc_challenge", "--limit", "5", "--seed", "4", "--samples", "4", "--k", "2,3")
+    assert _call("--model", run, "--data", data, "--out", out, *settings) == 0
+    kept = list(read_generations(out).values())
+    assert len(kept) == 20 and len({g.id for g in kept}) == 5 and {g.letters for g in kept} == {"AB"}
+    assert "A. 7\nB. 8" in kept[0].prompt
+    assert set(json.loads((out / "results.json").read_text())["benchmarks"]["arc_challenge"]["pass_at"]) == {"2", "3"}
+    # the folder that holds the file stands in for the hub as well, and asks the same questions
+    assert _call("--model", run, "--data", tmp_path, "--out", out, *settings) == 0
+
+
+def test_compare_two_runs(tmp_path, capsys):
+    for seed in (0, 1):
+        _make_run(tmp_path / f"run{seed}", seed)
+    a, b = tmp_path / "run0", tmp_path / "run1"
+    assert _call("--compare", a, b, "--samples", "2", "--temperature", "1") == 0
+    output = capsys.readouterr().out
+    sides = [read_generations(folder / "eval") for folder in (a, b)]
+    ids = list(dict.fromkeys(id for _, id, _ in sides[0]))
+    verdicts = [[[float(side["toy", id, s].correct) for s in range(2)] for id in ids] for side in sides]
+    expected = paired_difference(*verdicts)
+    d = expected.difference
+    assert f"{d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]" in output and f"{expected.p:.2g}" in output
+    # kept generations compare as well, the other way round
+    assert _call("--compare", b / "eval", a / "eval") == 0
+    assert f"{-d.value:+.3f} [{-d.high:+.3f}, {-d.low:+.3f}]" in capsys.readouterr().out.replace("-0.000", "+0.000") or d.value == 0
+
+
+def _tamper(folder, change):
+    rows = [json.loads(line) for line in (folder / "generations.jsonl").read_text().splitlines()]
+    for row in rows:
+        change(row)
+    _file(folder / "generations.jsonl", *rows)
+
+
+def test_compare_says_which_is_better_and_refuses_different_questions(run, tmp_path, capsys):
+    for out, right in (("a", False), ("b", True)):
+        assert _call("--model", run, "--out", tmp_path / out) == 0
+        _tamper(tmp_path / out, lambda row: row.update(correct=right))
+    assert _call("--compare", tmp_path / "a", tmp_path / "b") == 0
+    assert "B is better than A" in capsys.readouterr().out
+    assert _call("--compare", tmp_path / "b", tmp_path / "a") == 0
+    assert "A is better than B" in capsys.readouterr().out
+    assert _call("--compare", tmp_path / "a", tmp_path / "a") == 0
+    assert "no difference is shown" in capsys.readouterr().out
+    _tamper(tmp_path / "a", lambda row: row.update(gold="1"))
+    assert _call("--compare", tmp_path / "a", tmp_path / "b") == 2
+    assert "different questions on toy" in capsys.readouterr().err
+    _tamper(tmp_path / "a", lambda row: row.update(benchmark="other"))
+    assert _call("--compare", tmp_path / "a", tmp_path / "b") == 2
+    assert "no benchmark in common" in capsys.readouterr().err
+
+
+def test_which_weights(run, tmp_path, capsys):
+    found = script.find_subject(str(run / "model"))
+    assert found.run is not None and found.out == (run / "eval").resolve()
+    checkpoint = run / "checkpoints" / "step-000004"
+    save_model(toy.build_policy(seed=1, hidden=16, layers=1), checkpoint / "model")
+    (checkpoint / "state.pt").touch()
+    assert script.find_subject(str(checkpoint / "model")).out.name == "eval-step-000004"
+    (run / "model").rename(tmp_path / "model")
+    unfinished = script.find_subject(str(run))
+    assert unfinished.weights == str(checkpoint / "model") and "not finished" in capsys.readouterr().out
+    elsewhere = script.find_subject(str(tmp_path / "model"))
+    assert elsewhere.run is None and str(elsewhere.out) == "evals/model"
+    (checkpoint / "state.pt").unlink()
+    with pytest.raises(InputError, match="has saved no model yet.*--resume"):
+        script.find_subject(str(run))
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ([], "--model"),
+        (["--model", "toy"], "train.py"),
+        (["--model", "nowhere", "--bench", "toy"], "neither a folder nor a hub id"),
+        (["--model", "RUN", "--bench", "math501"], "math501 is unknown"),
+        (["--model", "RUN/model/..", "--bench", "math500"], "math500.*hub.*--data"),  # no network here
+        (["--model", "RUN", "--bench", "ood", "--data", "x.jsonl"], "one file and cannot stand in for 3"),
+        (["--model", "RUN", "--data", "x.jsonl", "--bench", "gsm8k"], "x.jsonl does not exist"),
+        (["--model", "a/b"], "--bench"),
+        (["--model", "a/b", "--bench", "held-out"], "only a run has held-out questions"),
+        (["--model", "RUN", "--temperature", "-1"], "--temperature must be at least 0"),
+        (["--model", "RUN", "--top-p", "0"], "--top-p"),
+        (["--model", "RUN", "--k", "two"], "--k must be whole numbers"),
+        (["--model", "RUN", "--show", "wrong"], "holds no generations.jsonl"),
+        (["--model", "RUN", "--regrade"], "holds no generations.jsonl"),
+        (["--model", "RUN", "--compare", "RUN", "RUN"], "drop --model"),
+        (["--model", "RUN", "--device", "cuda:99"], "device cuda:99"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, words, run, capsys):
+    assert _call(*[a.replace("RUN", str(run)) for a in arguments]) == 2
+    error = capsys.readouterr().err
+    assert re.search(words, error) and error.startswith("eval.py: ") and error.count("\n") == 1
