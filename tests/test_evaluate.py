@@ -59,8 +59,10 @@ def test_a_batch_gives_the_same_whatever_went_before(policy):
     resumed = _generate(policy, asked, plan[2:])
     assert resumed == {row: whole[row] for batch in plan[2:] for row in batch}
     assert _generate(policy, asked, plan, seed=4) != whole
-    # the samples of one question differ from one another
+    # the samples of one question differ, in one batch and across batches (which must not share a random stream)
     assert any(whole[q, 0] != whole[q, 1] for q in range(len(asked)))
+    apart = _generate(policy, asked, [[(0, sample)] for sample in range(8)])
+    assert len({tuple(ids) for ids in apart.values()}) > 4
 
 
 def test_greedy_is_greedy_and_prompts_may_nearly_fill_the_context(policy):
