@@ -98,7 +98,7 @@ def load_questions(
 def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """(place, row) for every non-blank line; place reads "FILE line N". Raises InputError."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError(f"data file {path} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -109,7 +109,7 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
         where = f"{path} line {number}"
         try:
             row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):  # not only JSONDecodeError: an integer may have too many digits
             raise InputError(f"{where} is not valid JSON; the file must hold one JSON object a line") from None
         if not isinstance(row, dict):
             raise InputError(f"{where} is not a JSON object; the file must hold one JSON object a line")
@@ -154,6 +154,8 @@ def to_question(row: dict[str, Any], where: str, question_field: str, answer_fie
     if not isinstance(prompt, str) or not prompt.strip():
         raise InputError(f"{where}: field '{question_field}' must be non-empty text")
     answer = final_answer(str(answer))
+    if any("\ud800" <= letter <= "\udfff" for letter in prompt + answer):
+        raise InputError(f"{where} holds half of a surrogate pair (\\ud800 to \\udfff), which no tokenizer takes as text")
     if not answer:
         raise InputError(f"{where}: field '{answer_field}' is empty")
     choices = tuple(map(str, row.get("choices") or ())) if isinstance(row.get("choices"), (list, tuple)) else ()
@@ -208,6 +210,7 @@ class QuestionSampler:
 
         Returns fewer only when fewer than `count` questions are outside `skip`."""
         drawn: dict[str, Question] = {}
+        postponed: list[str] = []  # just drawn, at the end of the last epoch: they keep their turn in this one
         available = sum(1 for id in self.questions if id not in skip)
         while len(drawn) < min(count, available):
             if not self.queue:
@@ -215,8 +218,11 @@ class QuestionSampler:
                 self.queue = list(self.questions)
                 self.rng.shuffle(self.queue)
             id = self.queue.pop()
-            if id not in skip and id not in drawn:
+            if id in drawn:
+                postponed.append(id)
+            elif id not in skip:
                 drawn[id] = self.questions[id]
+        self.queue.extend(postponed)
         return list(drawn.values())
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,0 +1,202 @@
+"""Questions: reading them, refusing what is not one, splitting, and their order."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from nano_exgrpo.questions import InputError, Question, QuestionSampler, load_questions, split_held_out, sum_questions
+
+
+def write(tmp_path, *rows) -> str:
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
+    return str(path)
+
+
+# --------------------------------------------------------------------------------------- the toy's
+
+
+def test_sums_are_different_right_and_reproducible():
+    questions = sum_questions(500, seed=3, terms=(2, 4))
+    assert len({q.prompt for q in questions}) == len({q.id for q in questions}) == 500
+    for q in questions:
+        numbers = [int(n) for n in q.prompt.split(" + ")]
+        assert 2 <= len(numbers) <= 4 and all(1 <= n <= 9 for n in numbers) and str(sum(numbers)) == q.answer
+    assert questions == sum_questions(500, seed=3, terms=(2, 4)) != sum_questions(500, seed=4, terms=(2, 4))
+    assert {len(q.prompt.split(" + ")) for q in questions} == {2, 3, 4}
+
+
+def test_all_sums_there_are_and_not_one_more():
+    assert len(sum_questions(81 + 9, seed=0, terms=(1, 2))) == 90
+    with pytest.raises(InputError, match="only 90 different sums"):
+        sum_questions(91, seed=0, terms=(1, 2))
+    for terms in ((3, 2), (0, 2)):
+        with pytest.raises(InputError, match="fewest terms"):
+            sum_questions(1, seed=0, terms=terms)
+
+
+# --------------------------------------------------------------------------------------- layouts
+
+
+def test_plain_rows_with_text_and_numbers(tmp_path):
+    path = write(tmp_path, {"question": " 1+1? ", "answer": 2}, "", {"question": "half", "answer": 0.5, "id": "h", "source": "s"})
+    first, second = load_questions(path)
+    assert (first.prompt, first.answer, first.source) == ("1+1?", "2", "data")
+    assert second == Question("h", "half", "0.5", (), "s")
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_no_obstacle(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_bytes("\ufeff".encode() + b'{"question": "q", "answer": "1"}\r\n{"question": "r", "answer": "2"}\r\n')
+    assert [q.prompt for q in load_questions(str(path))] == ["q", "r"]
+
+
+def test_gsm8k_answers_keep_what_stands_after_the_mark(tmp_path):
+    (q,) = load_questions(write(tmp_path, {"question": "q", "answer": "#### is a mark\n<<2*9=18>>\n#### 1,018"}))
+    assert q.answer == "1,018"
+
+
+def test_openr1_layout(tmp_path):
+    row = {
+        "data_source": "openr1", "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "What?"}],
+        "reward_model": {"ground_truth": "\\frac{1}{2}", "style": "rule"}, "target": [{"content": "solution", "role": "assistant"}],
+    }  # fmt: skip
+    (q,) = load_questions(write(tmp_path, row))
+    assert (q.prompt, q.answer) == ("What?", "\\frac{1}{2}")
+
+
+def test_named_fields(tmp_path):
+    path = write(tmp_path, {"problem": "p", "solution": "3", "question": "wrong", "answer": "wrong"})
+    (q,) = load_questions(path, question_field="problem", answer_field="solution")
+    assert (q.prompt, q.answer) == ("p", "3")
+
+
+def test_ids_that_repeat_are_replaced(tmp_path):
+    """The buffer and the retired set are keyed by id: two questions must never share one."""
+    path = write(tmp_path, *[{"question": f"q{i}", "answer": "1", "id": "same"} for i in range(3)])
+    assert len({q.id for q in load_questions(path)}) == 3
+
+
+def test_hub_data_sets_go_through_datasets(monkeypatch):
+    calls = []
+
+    def load_dataset(name, configuration, split):
+        calls.append((name, configuration, split))
+        return [{"question": "q", "answer": "solution #### 4"}]
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    assert load_questions("openai/gsm8k:main", split="test")[0].answer == "4"
+    load_questions("Elliott/Openr1-Math-46k-8192")
+    assert calls == [("openai/gsm8k", "main", "test"), ("Elliott/Openr1-Math-46k-8192", None, "train")]
+
+
+def test_hub_failures_are_one_sentence(monkeypatch):
+    def load_dataset(*args, **kwargs):
+        raise ConnectionError("no network\nand a long traceback")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    with pytest.raises(InputError, match="openai/gsm8k .*no network; check its name") as error:
+        load_questions("openai/gsm8k")
+    assert "\n" not in str(error.value)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(InputError, match="pip install datasets"):
+        load_questions("openai/gsm8k")
+
+
+# --------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("{not json", "line 2 is not valid JSON"),
+        ('{"question": "q", "answer": ' + "9" * 5000 + "}", "line 2 is not valid JSON"),
+        ("[" * 100_000, "line 2 is not valid JSON"),
+        ("[1, 2]", "line 2 is not a JSON object"),
+        ({"answer": "1"}, "line 2 has no field 'question' .it has: answer.; name the right ones with --question-field"),
+        ({"question": "q"}, "line 2 has no field 'answer'"),
+        ({"question": "q", "answer": None}, "line 2 has no field 'answer'"),
+        ({"question": "", "answer": "1"}, "line 2: field 'question' must be non-empty text"),
+        ({"question": ["q"], "answer": "1"}, "line 2: field 'question' must be non-empty text"),
+        ({"question": "q", "answer": " "}, "line 2: field 'answer' is empty"),
+        ({"question": "q", "answer": "steps ####"}, "line 2: field 'answer' is empty"),
+        ({"question": "q", "answer": True}, "line 2: field 'answer' must be text or a number, not bool"),
+        ({"question": "q", "answer": ["1"]}, "line 2: field 'answer' must be text or a number, not list"),
+        ({"prompt": [{"role": "system", "content": "s"}], "reward_model": {"ground_truth": "1"}}, "line 2 has no field 'prompt'"),
+        ({"prompt": "p", "reward_model": {}}, "line 2 has no field"),
+        ('{"question": "\\ud83d", "answer": "1"}', "line 2 holds half of a surrogate pair"),
+    ],
+)
+def test_bad_rows_are_named_by_line_and_field(tmp_path, row, message):
+    path = write(tmp_path, {"question": "fine", "answer": "1"}, row)
+    with pytest.raises(InputError, match=message) as error:
+        load_questions(path)
+    assert "data.jsonl" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_bad_files_are_named(tmp_path):
+    with pytest.raises(InputError, match="missing.jsonl does not exist"):
+        load_questions(str(tmp_path / "missing.jsonl"))
+    with pytest.raises(InputError, match="holds no questions"):
+        load_questions(write(tmp_path, "", "  "))
+    with pytest.raises(InputError, match="is a folder"):
+        load_questions(str(tmp_path))
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00\x80")
+    with pytest.raises(InputError, match="cannot be read as UTF-8"):
+        load_questions(str(tmp_path / "binary.jsonl"))
+
+
+# ---------------------------------------------------------------------------------- split and order
+
+
+def test_no_prompt_stands_on_both_sides_of_the_split():
+    questions = [Question(str(i), f"prompt {i % 40}", "1") for i in range(100)]  # prompts repeat under other ids
+    train, held_out = split_held_out(questions, 20, seed=1)
+    assert len(held_out) == 20 and not {q.prompt for q in train} & {q.prompt for q in held_out}
+    assert split_held_out(questions, 20, seed=1) == (train, held_out)
+    assert split_held_out(questions, 20, seed=2)[1] != held_out
+    assert questions[0].id == "0"  # the caller's list keeps its order
+    with pytest.raises(InputError, match="too few to hold 100 out; lower --held-out"):
+        split_held_out(questions, 100, seed=1)
+
+
+def make_sampler(count: int, seed: int = 0) -> QuestionSampler:
+    return QuestionSampler([Question(str(i), f"prompt {i}", "1") for i in range(count)], seed=seed)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4, 7, 10])
+def test_every_question_once_an_epoch(batch):
+    """Also where an epoch ends in the middle of a batch: no question is asked twice in a step, none loses its turn."""
+    sampler = make_sampler(10)
+    asked: list[str] = []
+    for _ in range(70):
+        drawn = [q.id for q in sampler.draw(batch)]
+        assert len(set(drawn)) == batch
+        asked += drawn
+    counts = [asked.count(str(i)) for i in range(10)]
+    assert max(counts) - min(counts) <= 1
+    epochs = [asked[i : i + 10] for i in range(0, 70, 10)]
+    if 10 % batch == 0:
+        assert all(len(set(epoch)) == 10 for epoch in epochs) and epochs[0] != epochs[1]
+
+
+def test_skipped_questions_are_not_drawn():
+    sampler = make_sampler(10)
+    for _ in range(20):
+        assert not {"1", "2", "3"} & {q.id for q in sampler.draw(4, skip={"1", "2", "3"})}
+    assert sorted(q.id for q in sampler.draw(99, skip={"1"})) == ["0"] + [str(i) for i in range(2, 10)]  # fewer than asked
+    assert sampler.draw(3, skip={str(i) for i in range(10)}) == [] and sampler.draw(0) == []
+
+
+def test_sampler_resumes_in_the_middle_of_an_epoch():
+    sampler = make_sampler(10)
+    sampler.draw(7)
+    state = json.loads(json.dumps(sampler.state_dict()))  # plain containers only
+    again = make_sampler(10, seed=99)
+    again.load_state_dict(state)
+    assert [sampler.draw(4) for _ in range(20)] == [again.draw(4) for _ in range(20)]
+    assert sampler.epoch == again.epoch > 5
