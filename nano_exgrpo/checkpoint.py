@@ -43,7 +43,16 @@ def save_model(policy: Policy, folder: Path) -> None:
     """Weights (safetensors) and tokenizer: a folder that `from_pretrained`, `--model` and eval.py load."""
 
     def write(target: Path) -> None:
-        policy.model.save_pretrained(target)
+        from transformers import GenerationConfig
+
+        # save_pretrained refuses a generation_config that from_pretrained took (a temperature without do_sample,
+        # say, as some published models have), so it gets a bare one and the model's own is written as it is.
+        own, policy.model.generation_config = policy.model.generation_config, GenerationConfig()
+        try:
+            policy.model.save_pretrained(target)
+        finally:
+            policy.model.generation_config = own
+        own.to_json_file(target / "generation_config.json")
         policy.tokenizer.save_pretrained(target)
 
     write_folder(folder, write)

@@ -249,6 +249,7 @@ def validate(config: TrainConfig) -> None:
     need(config.weight_decay >= 0, "weight_decay", "0 or more")
     need(0 <= config.seed < 2**63, "seed", "between 0 and 2**63 - 1")
     need(0 <= config.toy_reasoning <= 1, "toy_reasoning", "between 0 and 1")
+    need(config.toy_most_terms <= 11, "toy_most_terms", "at most 11: the toy has no token for sums above 99")
     for name in (
         "questions_per_step", "updates_per_step", "max_prompt_length", "max_response_length", "train_batch_tokens",
         "rollout_batch", "logits_megabytes", "held_out", "eval_samples", "toy_questions", "warmup_batch",

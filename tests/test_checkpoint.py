@@ -1,0 +1,143 @@
+"""Checkpoints are whole or absent, and hold all that the next step depends on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ragged
+
+from nano_exgrpo import checkpoint
+from nano_exgrpo.checkpoint import load_state, save_checkpoint, save_model, set_random_state, write_folder
+from nano_exgrpo.policy import load_policy, token_logprobs
+from nano_exgrpo.questions import InputError
+
+
+def names(run: Path) -> list[str]:
+    return sorted(p.name for p in (run / "checkpoints").iterdir())
+
+
+def test_the_last_two_are_kept(policy, tmp_path):
+    for step in (1, 2, 10, 3):
+        save_checkpoint(tmp_path, step, policy, {"x": step})
+    assert names(tmp_path) == ["step-000003", "step-000010"]
+    folder, state = load_state(tmp_path)
+    assert folder.name == "step-000010" and state["step"] == 10 and state["x"] == 10
+
+
+def test_model_comes_back_bit_for_bit(policy, tmp_path):
+    prompts, responses = ragged(policy, [(3, 4), (2, 2)])
+    policy.model.generation_config.top_k = 20  # without do_sample: some published models are as inconsistent
+    save_model(policy, tmp_path / "model")
+    again = load_policy(str(tmp_path / "model"), device=torch.device("cpu"))
+    assert torch.equal(token_logprobs(policy, prompts, responses)[0], token_logprobs(again, prompts, responses)[0])
+    assert again.stop_ids == policy.stop_ids and again.tokenizer.chat_template == policy.tokenizer.chat_template
+    assert again.model.generation_config.top_k == 20
+    assert (tmp_path / "model" / "model.safetensors").exists() and not list(tmp_path.rglob("*.bin"))
+
+
+def test_random_state_comes_back(policy, tmp_path):
+    torch.manual_seed(5)
+    save_checkpoint(tmp_path, 1, policy, {})
+    expected = torch.rand(3)
+    torch.manual_seed(6)
+    set_random_state(load_state(tmp_path)[1]["random"])
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_failed_save_leaves_the_last_one_and_no_litter(policy, tmp_path, monkeypatch):
+    save_checkpoint(tmp_path, 1, policy, {"x": 1})
+
+    def full_disk(*args):
+        Path(args[1]).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full_disk)
+    with pytest.raises(InputError, match="No space left on device.*saved before is untouched"):
+        save_checkpoint(tmp_path, 2, policy, {"x": 2})
+    assert names(tmp_path) == ["step-000001"]
+    assert load_state(tmp_path)[1]["x"] == 1
+
+
+def test_replacing_a_folder_is_whole_or_not_at_all(tmp_path):
+    folder = tmp_path / "f"
+    write_folder(folder, lambda t: (t / "a").write_text("old"))
+
+    def broken(target: Path) -> None:
+        (target / "a").write_text("new")
+        raise RuntimeError("PytorchStreamWriter failed writing file")
+
+    with pytest.raises(InputError):
+        write_folder(folder, broken)
+    assert (folder / "a").read_text() == "old"
+    write_folder(folder, lambda t: (t / "b").write_text("new"))
+    assert [p.name for p in folder.iterdir()] == ["b"] and [p.name for p in tmp_path.iterdir()] == ["f"]
+
+
+@pytest.mark.parametrize("damage", ["truncate", "empty", "text", "pickle"])
+def test_damaged_state_is_named_and_the_one_before_still_works(policy, tmp_path, damage):
+    for step in (1, 2):
+        save_checkpoint(tmp_path, step, policy, {"x": step})
+    state = tmp_path / "checkpoints" / "step-000002" / "state.pt"
+    if damage == "pickle":  # an object that would run code when unpickled is refused, not run
+
+        class Hostile:
+            def __reduce__(self):
+                return os.mkdir, (str(tmp_path / "executed"),)
+
+        torch.save({"x": Hostile()}, state)
+    else:
+        data = state.read_bytes()
+        state.write_bytes({"truncate": data[: len(data) // 2], "empty": b"", "text": b"hello"}[damage])
+    with pytest.raises(InputError, match="step-000002 is damaged .*delete that folder to resume from the one before"):
+        load_state(tmp_path)
+    assert not (tmp_path / "executed").exists()
+    shutil.rmtree(state.parent)
+    assert load_state(tmp_path)[1]["x"] == 1
+
+
+def test_no_checkpoint_is_said(tmp_path):
+    with pytest.raises(InputError, match="has no checkpoint to resume from"):
+        load_state(tmp_path)
+
+
+@pytest.mark.parametrize("moment", ["model", "state", "rename", "prune"])
+def test_kill_minus_nine_during_a_save_leaves_a_resumable_run(policy, tmp_path, moment):
+    """A process that dies at any moment of its third save; the next save clears its litter away."""
+    for step in (1, 2):
+        save_checkpoint(tmp_path, step, policy, {"x": step})
+
+    def die(*args: object, **kwargs: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def die_half_way(state: object, path: Path) -> None:
+        path.write_bytes(b"half of it")
+        die()
+
+    child = os.fork()
+    if child == 0:
+        torch_save = torch.save
+        if moment == "model":
+            policy.tokenizer.save_pretrained = die
+        elif moment == "state":
+            torch.save = die_half_way
+        elif moment == "rename":
+            torch.save = lambda *args: (torch_save(*args), setattr(os, "replace", die))
+        else:
+            checkpoint.list_checkpoints = die
+        try:
+            save_checkpoint(tmp_path, 3, policy, {"x": 3})
+        finally:
+            os._exit(1)  # not reached
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    folder, state = load_state(tmp_path)
+    assert state["x"] == (3 if moment == "prune" else 2)
+    load_policy(str(folder / "model"), device=torch.device("cpu"))
+    assert any(name.startswith(".step-") for name in names(tmp_path)) == (moment != "prune")
+    save_checkpoint(tmp_path, 4, policy, {"x": 4})
+    assert names(tmp_path) == [folder.name, "step-000004"]
