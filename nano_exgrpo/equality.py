@@ -25,6 +25,7 @@ from nano_exgrpo.values import DIGITS, NOISE, Evaluator, Undefined, context, nam
 
 BUDGET = 6_000              # work units of one verdict, about 5 microseconds each
 POINTS = 7                  # random points for expressions with symbols
+WHOLE_POINTS = 41           # whole numbers for expressions with floors: all from 1 to 41
 MAX_ITEMS = 64              # of a list or set
 LITERAL_DIGITS = 12         # a decimal literal of so many right digits stands for the exact value
 WHOLE_HEADS = {"@floor", "@ceil", "@factorial", "@factorial2", "@binom", "@sum", "@prod", "@mod", "@gcd", "@lcm"}
@@ -296,13 +297,16 @@ class Judge:
             return [[Op("neg", (cell,)) for cell in row] for row in parts[0]]
         if head == "+" and all(parts) and len({(len(p), len(p[0])) for p in parts}) == 1:
             return [[Op("+", cells) for cells in zip(*rows)] for rows in zip(*parts)]
-        if head in ("*", "/") and parts[0] and not parts[1]:
-            return [[Op(head, (cell, args[1])) for cell in row] for row in parts[0]]
-        if head == "*" and parts[1] and not parts[0]:
-            return [[Op("*", (args[0], cell)) for cell in row] for row in parts[1]]
-        if head == "*" and len(parts[0][0]) == len(parts[1]):
-            columns = list(zip(*parts[1]))
-            return [[Op("+", tuple(Op("*", pair) for pair in zip(row, column))) for column in columns] for row in parts[0]]
+        if head == "/" and parts[0] and not parts[1]:
+            return [[Op("/", (cell, args[1])) for cell in row] for row in parts[0]]
+        if head == "*":
+            scalars = tuple(arg for arg, part in zip(args, parts) if part is None)
+            matrices = [part for part in parts if part]
+            if len(matrices) == 1:
+                return [[Op("*", (*scalars, cell)) for cell in row] for row in matrices[0]]
+            if len(matrices) == 2 and not scalars and len(matrices[0][0]) == len(matrices[1]):
+                columns = list(zip(*matrices[1]))
+                return [[Op("+", tuple(Op("*", pair) for pair in zip(row, column))) for column in columns] for row in matrices[0]]
         if head == "^" and parts[0] and args[1] in (Sym("T"), Sym("\\top"), Op("top")):
             return [list(column) for column in zip(*parts[0])]
         return None
@@ -346,6 +350,8 @@ class Judge:
             if len(node.items) != 2 or not all(isinstance(item, Num | Sym | Op) for item in node.items):
                 return None
             low, high = node.items
+            if infinity(low) > 0 or infinity(high) < 0:
+                return None
             return None, [(None if infinity(low) else low, node.ends[0] == "[", None if infinity(high) else high, node.ends[1] == "]")]
         if node.kind == "set":
             return None, self.union([(item, True, item, True) for item in node.items]) if len(node.items) <= MAX_ITEMS else None
@@ -529,7 +535,7 @@ class Judge:
 
     def same_value(self, a: Node, b: Node) -> bool:
         """Equality at random points, exact wherever the values are rational."""
-        if a == b and not names_of(a) - {"@+", "@*", "@neg", "@pi", "@e", "@i"} - names_of_symbols(a):
+        if a == b:
             return True
         names = names_of(a) | names_of(b)
         symbols = {n for n in names if n[0] != "@"}
@@ -544,7 +550,8 @@ class Judge:
         complex_allowed = "@i" in names
         good = complex_good = 0
         complex_bad = False
-        for index in range(POINTS + 3 if whole else POINTS):
+        stepwise = names & {"@floor", "@ceil", "@mod"} and not names & {"@sum", "@prod"}
+        for index in range(WHOLE_POINTS if stepwise else POINTS + 3 if whole else POINTS):
             if complex_allowed and index >= 4 and not whole:
                 break                                       # branch cuts: explicit i, positive symbols only
             at = Evaluator(index, whole, self.budget)
@@ -631,10 +638,7 @@ def is_word_label(node: Node) -> bool:
     """A product of capital letters (`AB`, a segment), or of an m and an angle."""
     if not isinstance(node, Op) or node.head != "*":
         return False
-    parts = [p for arg in node.args for p in (arg.args if isinstance(arg, Op) and arg.head == "*" else [arg])]
-    while any(isinstance(p, Op) and p.head == "*" for p in parts):
-        parts = [q for p in parts for q in (p.args if isinstance(p, Op) and p.head == "*" else [p])]
-    names = [p.name if isinstance(p, Sym) else "" for p in parts]
+    names = [factor.name if isinstance(factor, Sym) else "" for factor in node.args]
     return all(n[:1].isupper() for n in names) or len(names) == 2 and names[0] == "m" and names[1].startswith("\\angle")
 
 
@@ -700,9 +704,11 @@ def negative_base(node) -> bool:
 def without_letter_unit(node: Node) -> Node | None:
     """`5` of `5m`, `5 m^2`, `5 m/s`: a numeral times letters that are units; None for all else."""
     if isinstance(node, Op) and node.head in ("*", "/"):
-        value, unit = node.args
-        if isinstance(unit, Op) and unit.head == "^" and isinstance(unit.args[1], Num):
-            unit = unit.args[0]
-        if isinstance(unit, Sym) and unit.name in SINGLE_LETTERS:
-            return value if isinstance(value, Num) else without_letter_unit(value)
+        value, *units = node.args
+        for unit in units:
+            if isinstance(unit, Op) and unit.head == "^" and isinstance(unit.args[1], Num):
+                unit = unit.args[0]
+            if not isinstance(unit, Sym) or unit.name not in SINGLE_LETTERS:
+                return None
+        return value if isinstance(value, Num) else without_letter_unit(value)
     return None

@@ -25,7 +25,9 @@ from fractions import Fraction
 from nano_exgrpo.tokens import FUNCTIONS, MAX_CHARS, Token, split_word, tokenize
 from nano_exgrpo.units import Unit, parse_unit
 
-MAX_TOKENS, MAX_DEPTH = 1_500, 40
+MAX_TOKENS = 1_500
+MAX_DEPTH = 30           # of nested brackets and arguments
+MAX_HEIGHT = 80          # of the tree
 
 
 class ParseError(ValueError):
@@ -124,7 +126,34 @@ def parse_tokens(tokens: list[Token]) -> Node:
     """The tree of a token list that ends in a token of kind "end"; see `parse`."""
     if len(tokens) > MAX_TOKENS:
         raise ParseError(f"longer than {MAX_TOKENS} tokens")
-    return Parser(tokens).parse()
+    tree = Parser(tokens).parse()
+    if height(tree) > MAX_HEIGHT:
+        raise ParseError("nested too deeply")
+    return tree
+
+
+def height(tree: Node) -> int:
+    """The height of a tree, found without recursion."""
+    level, deepest = [tree], 0
+    while level and deepest <= MAX_HEIGHT:
+        level = [child for node in level for child in children(node)]
+        deepest += 1
+    return deepest
+
+
+def children(node) -> list:
+    """The nodes directly below a node."""
+    if isinstance(node, Op):
+        return [arg for arg in node.args if not isinstance(arg, str)]
+    if isinstance(node, Seq):
+        return node.items
+    if isinstance(node, Rel):
+        return node.terms
+    if isinstance(node, Matrix):
+        return [cell for row in node.rows for cell in row]
+    if isinstance(node, Ratio):
+        return node.parts
+    return [node.value] if isinstance(node, Quantity) else []
 
 
 @dataclass
@@ -134,6 +163,7 @@ class Parser:
     depth: int = 0
     bars: int = 0                # open absolute values: inside them "|" closes
     stop: list[str] = field(default_factory=list)
+    not_calls: set[int] = field(default_factory=set)   # parentheses tried as arguments and found to be a factor
     may_close: bool = False      # in a tuple after a comma, where "[" may close an interval written as ]0, 1[
 
     # -- moving through the tokens
@@ -315,7 +345,7 @@ class Parser:
             sign = self.accept("*", "/")
             if sign:
                 factor = self.signed()
-                node = Op(sign, (node, factor))
+                node = times(node, factor) if sign == "*" else Op("/", (node, factor))
             elif self.command() in ("bmod", "mod"):
                 self.at += 1
                 node = Op("mod", (node, self.signed()))
@@ -324,7 +354,7 @@ class Parser:
                     raise ParseError("two numbers side by side")
                 if before.kind == "op" and before.text in ("%", "deg") and self.token.kind == "num":
                     raise ParseError("a number after a percent or degree sign")
-                node = Op("*", (node, self.power()))
+                node = times(node, self.power())
             else:
                 return node
 
@@ -382,7 +412,10 @@ class Parser:
             return Sym("\\top")
         if self.sign() in ("+", "-", "pm", "mp"):
             return self.nested(self.signed)
-        return self.argument(whole_number=True)
+        exponent = self.argument(whole_number=True)
+        if self.accept("^"):                                    # 2**3**2
+            exponent = Op("^", (exponent, self.nested(self.exponent)))
+        return exponent
 
     def argument(self, whole_number: bool = False) -> Node:
         """A TeX argument: `{...}`, or one token (of a numeral one digit, unless `whole_number`)."""
@@ -548,12 +581,12 @@ class Parser:
             if isinstance(part.args[0], Num) and isinstance(part.args[1], Num) and (
                     0 < part.args[0].value < part.args[1].value) and part.args[0].value.denominator == 1:
                 return Op("mixed", (whole, Num(part.args[0].value / part.args[1].value)))
-            return Op("*", (whole, self.suffixes(part)))
+            return times(whole, self.suffixes(part))
         return whole
 
     def call(self, symbol: Node) -> Node:
         """`f(x)`, `I(0)`, `P(A)`: a symbol before parentheses, as a call if that is how it reads."""
-        if self.sign() != "(":
+        if self.sign() != "(" or self.at in self.not_calls:
             return symbol
         name = symbol.name if isinstance(symbol, Sym) else ""
         at = self.at
@@ -575,6 +608,7 @@ class Parser:
         if args and (name[:1] in CALLED or name.endswith("'") or simple):
             return Op("call", (symbol, *args))
         self.at = at
+        self.not_calls.add(at)
         return symbol
 
     def label(self) -> Node:
@@ -667,10 +701,8 @@ class Parser:
             while self.token.kind in ("name", "word", "num") and len(letters) < 6:
                 letters.append(self.token.text)
                 self.at += 1
-                if self.sign() == "_":
-                    self.at += 1
-                    letters.append("_" + self.token.text)
-                    self.at += 1
+                if self.accept("_"):
+                    letters.append("_" + name_of(self.argument()))
             if not letters:
                 raise ParseError("an angle without a name")
             return Sym("\\angle " + "".join(letters))
@@ -747,7 +779,7 @@ class Parser:
             if self.token.kind == "word":
                 self.split()
                 continue
-            node = Op("*", (node, self.power()))
+            node = times(node, self.power())
         return node
 
     def big_operator(self, name: str) -> Node:
@@ -793,6 +825,11 @@ class Parser:
         return Op("det", (matrix,)) if name == "vmatrix" else matrix
 
 
+def times(a: Node, b: Node) -> Node:
+    """The product, flat: a product of many factors is one node."""
+    return Op("*", (*a.args, b) if isinstance(a, Op) and a.head == "*" else (a, b))
+
+
 def in_radians(node: Node, function: str) -> Node:
     """The argument of a trigonometric function with its degrees converted: `sin 30^\circ`."""
     if isinstance(node, Op) and function in ("sin", "cos", "tan", "cot", "sec", "csc"):
@@ -822,7 +859,7 @@ def derivative(top: Op, bottom: Op) -> Node | None:
     order = over[0].args[1] if isinstance(over[0], Op) and over[0].head == "^" and over[0].args[0] == d else None
     if len(over) < 2 or len(under) < 2 or under[0] != d or not (over[0] == d or order):
         return None
-    return Op("call", ("d" if order is None else "d2", *over[1:], *under[1:]))
+    return Op("call", ("d", order or Num(Fraction(1)), *over[1:], *under[1:]))
 
 
 def factors(node: Node) -> list:

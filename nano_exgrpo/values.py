@@ -23,7 +23,7 @@ from functools import lru_cache
 from nano_exgrpo.latex import Matrix, Node, Num, Op, Quantity, Seq, Sym
 
 DIGITS = 60                 # working precision in decimal digits
-MAX_BITS = 60_000           # of exact integers
+MAX_BITS = 20_000           # of exact integers
 MAX_LOG2 = 2_000_000        # of the magnitude of inexact numbers
 MAX_TERMS = 120             # of a sum or product that is written out
 NOISE = 40                  # a value below 10^-NOISE is looked at again with twice the digits
@@ -48,12 +48,17 @@ def context(digits: int = DIGITS):
 
 @lru_cache(maxsize=8192)
 def sample(name: str, index: int, whole: bool) -> Fraction:
-    """The value of symbol `name` at point `index`: positive, from index 4 on of either sign; or a whole number."""
-    rng = random.Random(f"{name}/{index}/{whole}")
-    if whole and name[:1] not in "xyztuvwrs":                # letters that name real numbers by custom
-        return Fraction(rng.randint(1, 9 if index < 5 else 40))
-    value = Fraction(rng.randint(300, 4000), 1009)
-    return -value if index >= 4 and rng.random() < 0.6 else value
+    """The value of symbol `name` at point `index`: positive, from index 4 on of either sign.
+
+    If `whole`, a positive integer that runs through 1 to 41 with the index, in an order of the symbol's own; letters
+    that name real numbers by custom stay real.
+    """
+    if whole and name[:1] not in "xyztuvwrs":
+        rng = random.Random(name)
+        return Fraction((rng.randint(1, 40) * index + rng.randint(0, 40)) % 41 + 1)
+    value = Fraction(random.Random(f"{name}/{index}").randint(300, 4000), 1009)
+    negative = index >= 4 and (index + random.Random(name).randint(0, 1)) % 2
+    return -value if negative else value
 
 
 class Evaluator:
@@ -84,6 +89,12 @@ class Evaluator:
         self.budget[0] -= cost
         if self.budget[0] < 0:
             raise Undefined("too much work")
+
+    def spend_bits(self, a: Fraction, b: Fraction) -> None:
+        """The cost of exact arithmetic: greatest common divisors are quadratic in the number of bits."""
+        bits = max(a.numerator.bit_length(), a.denominator.bit_length(), b.numerator.bit_length(), b.denominator.bit_length())
+        if bits > 2_000:
+            self.spend((bits // 1_000) ** 2 // 4)
 
     def magnitude(self, value) -> int:
         """About log2 |value|."""
@@ -139,22 +150,31 @@ class Evaluator:
 
     def op_add(self, *values):
         if all(isinstance(v, Fraction) for v in values):
-            return sum(values, Fraction(0))
+            total = values[0]
+            for value in values[1:]:
+                self.spend_bits(total, value)
+                total = self.checked(total + value)
+            return total
         return self.ctx.fsum(self.num(v) for v in values) if len(values) > 2 else self.num(values[0]) + self.num(values[1])
 
     def op_neg(self, a):
         return -a
 
-    def op_mul(self, a, b):
-        if isinstance(a, Fraction) and isinstance(b, Fraction):
-            self.spend((a.numerator.bit_length() + b.numerator.bit_length()) >> 10)
-            return a * b
-        return self.num(a) * self.num(b)
+    def op_mul(self, *values):
+        product = values[0]
+        for value in values[1:]:
+            if isinstance(product, Fraction) and isinstance(value, Fraction):
+                self.spend_bits(product, value)
+                product = self.checked(product * value)
+            else:
+                product = self.num(product) * self.num(value)
+        return product
 
     def op_div(self, a, b):
         if b == 0:
             raise Undefined("division by zero")
         if isinstance(a, Fraction) and isinstance(b, Fraction):
+            self.spend_bits(a, b)
             return a / b
         return self.num(a) / self.num(b)
 
@@ -242,13 +262,15 @@ class Evaluator:
     def gamma(self, x):
         if isinstance(x, self.ctx.mpc) or abs(x) > 50_000:
             raise Undefined("too large")
+        if x <= 0 and x == self.ctx.floor(x):
+            raise Undefined("a pole")
         self.spend(60)
         return self.ctx.gamma(x)
 
     def op_binom(self, n, k):
-        if all(isinstance(v, Fraction) and v.denominator == 1 and 0 <= v <= 5000 for v in (n, k)):
+        if all(isinstance(v, Fraction) and v.denominator == 1 and abs(v) <= 5000 for v in (n, k)) and n >= 0:
             self.spend(1 + int(n) // 20)
-            return Fraction(math.comb(int(n), int(k)))
+            return Fraction(math.comb(int(n), int(k)) if k >= 0 else 0)
         return self.gamma(self.num(n) + 1) / (self.gamma(self.num(k) + 1) * self.gamma(self.num(n) - self.num(k) + 1))
 
     def op_abs(self, a):
