@@ -8,19 +8,19 @@ response o to a prompt q, the log-probability of each of its tokens,
 The second is where small GPUs run out of memory: Qwen2.5 has V = 151,936 tokens, so the logits of every
 1,024 tokens fill 0.62 GB in fp32, several times over once softmax and gradients exist. `token_logprobs`
 never holds them: it takes the last hidden states, projects a few tokens at a time, and lets the backward
-pass project them again.
+pass project them again. What fits one chunk is kept and not projected twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from nano_exgrpo.questions import InputError
 
@@ -44,6 +44,7 @@ class Policy:
     tokenizer: the model's tokenizer.
     stop_ids: token ids that end a response. pad_id: fills ragged batches; never read, only masked.
     context: most tokens, prompt and response together, that the model can attend to.
+    autocast: dtype of matrix products where the weights are kept in fp32; None computes in the weights' own.
     """
 
     model: Any
@@ -51,10 +52,15 @@ class Policy:
     stop_ids: tuple[int, ...]
     pad_id: int
     context: int
+    autocast: torch.dtype | None = None
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """The context of every forward pass, in rollouts and in training alike: π_θ is what it computes."""
+        return torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
 
 
 # ------------------------------------------------------------------------------------- loading
@@ -249,9 +255,10 @@ def token_logprobs(
     mask = response_mask(response_ids)  # [B, T]
 
     # Padding stands on the right, where causal attention never looks: positions are simply 0, 1, 2, …
-    hidden = policy.model.base_model(
-        input_ids=ids.to(device), attention_mask=attention.to(device), use_cache=False
-    ).last_hidden_state  # [B, S, H]
+    with policy.precision():
+        hidden = policy.model.base_model(
+            input_ids=ids.to(device), attention_mask=attention.to(device), use_cache=False
+        ).last_hidden_state  # [B, S, H]
 
     # The token at position p is predicted by the hidden state at p − 1.
     rows, steps = mask.nonzero(as_tuple=True)  # [N], [N]: the N real response tokens
@@ -261,36 +268,82 @@ def token_logprobs(
 
     projection = policy.model.get_output_embeddings()
     chunk = max(1, chunk_bytes // (4 * projection.weight.shape[0]))
-    parts = [
-        checkpoint(_project, projection, h, t, temperature, with_entropy, use_reentrant=False)
-        if torch.is_grad_enabled()
-        else _project(projection, h, t, temperature, with_entropy)
-        for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True)
-    ]
-    place = (rows.to(device), steps.to(device))
+    with policy.precision():
+        logprob, entropy = ProjectedLogprobs.apply(
+            hidden, projection.weight, projection, targets, temperature, chunk, with_entropy
+        )  # [N] each
 
-    def unpack(values: list[Tensor]) -> Tensor:
-        flat = torch.cat(values)  # [N]
-        return flat.new_zeros(mask.shape).index_put(place, flat)  # [B, T]
+    def unpack(flat: Tensor) -> Tensor:
+        return flat.new_zeros(mask.shape).index_put((rows.to(device), steps.to(device)), flat)  # [B, T]
 
-    logprobs = unpack([logprob for logprob, _ in parts])
-    entropies = unpack([entropy for _, entropy in parts]) if with_entropy else None
-    return logprobs, entropies, mask.to(device)
+    return unpack(logprob), unpack(entropy) if with_entropy else None, mask.to(device)
 
 
-def _project(
-    projection: torch.nn.Module, hidden: Tensor, targets: Tensor, temperature: float, with_entropy: bool
-) -> tuple[Tensor, Tensor | None]:
-    """hidden [N, H], targets [N] → log-probability [N] and entropy [N] of a chunk of tokens."""
-    logits = projection(hidden)  # [N, V]
-    logits = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
-    normaliser = logits.logsumexp(-1)  # [N]
-    logprob = logits.gather(-1, targets[:, None]).squeeze(-1) - normaliser  # [N]
-    if not with_entropy:
-        return logprob, None
-    # H = −Σ p log p = log Z − Σ p · logit
-    entropy = normaliser - ((logits - normaliser[:, None]).exp() * logits).sum(-1)  # [N]
-    return logprob, entropy
+class ProjectedLogprobs(torch.autograd.Function):
+    """(log p_t [N], entropy H [N]) of targets t [N] under p = softmax(hidden [N, H] @ weight.T / temperature).
+
+    Autograd would keep several [n, V] tensors of a chunk. Here each chunk's log p is the only one, worked into the
+    gradient in place, and it is kept for backward only if it is the single chunk (saves a quarter of the
+    projection's work); else backward projects again. With g the gradient that comes in,
+
+        d/d logits = [ g_logp · (onehot(t) − p)  −  g_H · p (log p + H) ] / temperature
+
+    The second part is left out where nothing is derived from the entropy. A bias of the projection is not trained.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, projection: torch.nn.Module, targets: Tensor,
+        temperature: float, chunk: int, with_entropy: bool,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        logprobs, entropies = [], []
+        for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True):
+            logp = project_logp(projection, h, temperature)  # [n, V]
+            logprobs.append(logp.gather(-1, t[:, None]).squeeze(-1))  # [n]
+            if with_entropy:
+                entropies.append(-(logp.exp().mul_(logp)).sum(-1))  # [n]
+        entropy = torch.cat(entropies) if with_entropy else None  # [N]
+        ctx.save_for_backward(hidden, weight, targets, entropy, logp if len(logprobs) == 1 else None)
+        ctx.projection, ctx.temperature, ctx.chunk = projection, temperature, chunk
+        ctx.autocast = torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else None
+        ctx.set_materialize_grads(False)
+        return torch.cat(logprobs), entropy
+
+    @staticmethod
+    def backward(ctx: Any, grad_logprob: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, targets, entropy, kept = ctx.saved_tensors
+        dtype = ctx.autocast or weight.dtype
+        matrix = weight.to(dtype)  # [V, H]
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = None
+        for start in range(0, len(hidden), ctx.chunk):
+            part = slice(start, start + ctx.chunk)
+            h, n = hidden[part], len(targets[part])
+            if kept is None:
+                with torch.autocast(hidden.device.type, dtype=ctx.autocast, enabled=ctx.autocast is not None):
+                    logp = project_logp(ctx.projection, h, ctx.temperature)  # [n, V]
+            else:
+                logp = kept
+            g = hidden.new_zeros(n, dtype=logp.dtype) if grad_logprob is None else grad_logprob[part]  # [n]
+            if grad_entropy is None:
+                grad = (logp.exp() if kept is not None else logp.exp_()).mul_(-g[:, None])  # [n, V]
+            else:
+                slope = grad_entropy[part][:, None]  # [n, 1]
+                grad = (logp + entropy[part][:, None]).mul_(slope).add_(g[:, None]).mul_(logp.exp()).neg_()  # [n, V]
+            grad[torch.arange(n, device=grad.device), targets[part]] += g
+            grad = grad.div_(ctx.temperature).to(dtype)
+            grad_hidden[part] = grad @ matrix
+            if ctx.needs_input_grad[1]:
+                product = grad.T @ h.to(dtype)  # [V, H]
+                grad_weight = product.to(weight.dtype) if grad_weight is None else grad_weight.add_(product)
+        return grad_hidden, grad_weight, None, None, None, None, None
+
+
+def project_logp(projection: torch.nn.Module, hidden: Tensor, temperature: float) -> Tensor:
+    """hidden [n, H] → log p [n, V], in fp32 (fp64 for an fp64 model)."""
+    logits = projection(hidden)  # [n, V]
+    wide = logits.dtype if logits.dtype == torch.float64 else torch.float32
+    return (logits if temperature == 1 else logits.to(wide).div_(temperature)).log_softmax(-1, dtype=wide)
 
 
 def mean_entropies(

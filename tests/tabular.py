@@ -39,18 +39,29 @@ class TabularModel(nn.Module):
         question, prefix = ids[0] - self.vocabulary, tuple(ids[1:])
         return self.states.get((question, prefix), 0)
 
-    def base_model(self, input_ids: Tensor, attention_mask: Tensor | None = None, use_cache: bool = False) -> Any:
-        rows = [[self.state(ids[: p + 1]) for p in range(len(ids))] for ids in input_ids.tolist()]
-        return SimpleNamespace(last_hidden_state=self.table[torch.tensor(rows)])  # [B, S, V]
+    def base_model(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+        past_key_values: Prefix | None = None, use_cache: bool = False,
+    ) -> Any:  # fmt: skip
+        """The KV cache of a table is the text so far."""
+        known = 0 if past_key_values is None else past_key_values.ids.shape[1]
+        ids = input_ids if past_key_values is None else torch.cat([past_key_values.ids, input_ids], 1)
+        cache = past_key_values or Prefix()
+        cache.ids = ids
+        rows = [[self.state(row[: p + 1]) for p in range(known, len(row))] for row in ids.tolist()]
+        return SimpleNamespace(last_hidden_state=self.table[torch.tensor(rows)], past_key_values=cache)  # [B, S, V]
 
     def get_output_embeddings(self) -> nn.Module:
         return self.head
 
-    def generate(self, input_ids: Tensor, attention_mask: Tensor, generation_config: Any) -> Tensor:
-        for _ in range(min(generation_config.max_new_tokens, self.length)):
-            logits = self.base_model(input_ids).last_hidden_state[:, -1] / generation_config.temperature  # [B, V]
-            input_ids = torch.cat([input_ids, torch.multinomial(logits.softmax(-1), 1)], 1)
-        return input_ids
+
+class Prefix:
+    """What the loop over tokens asks of a KV cache."""
+
+    ids: Tensor
+
+    def batch_select_indices(self, rows: Tensor) -> None:
+        self.ids = self.ids[rows]
 
 
 class Words:

@@ -9,8 +9,9 @@ import torch
 from conftest import QWEN_TOKENIZER, build, tiny_toy
 from tabular import exact_probabilities, prompt, tabular_policy
 
+from nano_exgrpo import rollout as rollout_module
 from nano_exgrpo.policy import enable_gradient_checkpointing, encode_prompt, token_logprobs
-from nano_exgrpo.rollout import bare_generation, cut_at_stop, generate_responses, make_trajectory, rollout, sampling_config
+from nano_exgrpo.rollout import cache_on, cut_at_stop, draw_tokens, generate_responses, make_trajectory, rollout
 
 HIDDEN_DEFAULTS = dict(do_sample=True, top_k=20, top_p=0.8, temperature=0.7, repetition_penalty=1.1, max_new_tokens=3)
 
@@ -21,51 +22,97 @@ def give_hidden_defaults(policy):
         setattr(policy.model.generation_config, name, value)
 
 
-def generate_with_scores(policy, ids, temperature, max_new_tokens):
-    config = sampling_config(policy, temperature, max_new_tokens)
-    config.output_scores = config.return_dict_in_generate = True
-    with torch.no_grad(), bare_generation(policy.model) as generate:
-        return generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config)
+@pytest.fixture
+def drawn(monkeypatch):
+    """Every (logits, temperature, top_p) that a token was drawn from, and the tokens."""
+    calls = []
+
+    def spy(logits, temperature, top_p=1.0):
+        tokens = draw_tokens(logits, temperature, top_p)
+        calls.append((logits.clone(), temperature, top_p, tokens))
+        return tokens
+
+    monkeypatch.setattr(rollout_module, "draw_tokens", spy)
+    return calls
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama", "gpt2"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_every_token_keeps_its_probability(family, temperature):
-    """Whatever the checkpoint's generation_config says, the scores that are sampled from are logits / T."""
+def test_every_token_keeps_its_probability(family, temperature, drawn):
+    """Whatever the checkpoint's generation_config says, what is drawn from is the model's own softmax, computed
+    without cache or padding, also after finished rows have left the batch."""
     policy = build(family)
     give_hidden_defaults(policy)
-    policy.stop_ids = (1,)
-    ids = torch.tensor([[7, 5, 9, 7], [3, 3, 3, 3]])
-    torch.manual_seed(0)
-    output = generate_with_scores(policy, ids, temperature, 8)
-    assert len(output.scores) == 8  # not the 3 of the checkpoint
     size = policy.model.get_output_embeddings().weight.shape[0]
-    for step, scores in enumerate(output.scores):
-        assert torch.isfinite(scores).all() and scores.shape == (2, size)
-        text = output.sequences[:, : 4 + step]
-        logits = policy.model(input_ids=text).logits[:, -1].float() / temperature
-        assert torch.allclose(scores.softmax(-1), logits.softmax(-1), atol=1e-5)
+    policy.stop_ids = tuple(range(0, size, 8))  # responses of very different lengths
+    prompts = [torch.tensor([7, 5, 9, 7, 11]), torch.tensor([3, 3])]
+    torch.manual_seed(0)
+    groups = generate_responses(policy, prompts, [6, 6], temperature=temperature, max_new_tokens=20)
+    sizes = [len(logits) for logits, *_ in drawn]
+    assert sizes[0] == 12 and min(sizes) < 6  # finished rows leave
+    assert all((t, p) == (temperature, 1.0) for _, t, p, _ in drawn)
+    checked = 0
+    for prompt_ids, group in zip(prompts, groups):
+        for response in group:
+            logits = policy.model(input_ids=torch.cat([prompt_ids, response])[None]).logits[0, len(prompt_ids) - 1 : -1]
+            for step, token in enumerate(response):
+                scores, _, _, tokens = drawn[step]
+                close = torch.isclose(scores.float(), logits[step].float(), rtol=0, atol=1e-4).all(-1)  # [b]
+                assert (close & (tokens == token)).any()
+                checked += 1
+    assert checked > 30 and len({len(r) for g in groups for r in g}) > 3
 
 
-def test_the_checkpoints_generation_config_comes_back(policy):
+def test_the_checkpoints_generation_config_is_left_alone(policy):
     give_hidden_defaults(policy)
     own = policy.model.generation_config
-    generate_responses(policy, [torch.tensor([2, 5])], 2, max_new_tokens=2)
+    generate_responses(policy, [torch.tensor([2, 5])], 2, max_new_tokens=5)
     assert policy.model.generation_config is own and own.top_k == 20
-    with pytest.raises(ZeroDivisionError), bare_generation(policy.model):
-        1 / 0
-    assert policy.model.generation_config is own
 
 
-def test_behavior_log_probabilities_are_those_of_the_sampling_distribution(policy):
-    """What `token_logprobs` says of a sampled token is what `generate` sampled it with: scores, temperature and all."""
+def test_behavior_log_probabilities_are_those_of_the_sampling_distribution(policy, drawn):
+    """What `token_logprobs` says of a sampled token is what it was drawn with, temperature and all."""
+    policy.stop_ids = ()
+    prompt_ids = torch.tensor([2, 30, 7, 40, 3])
     torch.manual_seed(1)
-    ids = torch.tensor([[2, 30, 7, 40, 3]])
-    output = generate_with_scores(policy, ids, 0.6, 6)
-    response = output.sequences[0, 5:]
-    scored = torch.stack([scores[0].log_softmax(-1)[token] for scores, token in zip(output.scores, response)])
-    logprobs, _, _ = token_logprobs(policy, [ids[0]], [response], temperature=0.6)
+    ((response,),) = generate_responses(policy, [prompt_ids], 1, temperature=0.6, max_new_tokens=6)
+    scored = torch.stack([(s[0] / t).log_softmax(-1)[token] for (s, t, _, _), token in zip(drawn, response, strict=True)])
+    logprobs, _, _ = token_logprobs(policy, [prompt_ids], [response], temperature=0.6)
     assert torch.allclose(logprobs[0], scored, atol=1e-5)
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.75])
+def test_draws_have_the_softmax_frequencies(top_p):
+    """Chi-square with 4 (all tokens) or 2 (top-p) degrees of freedom; tokens of probability 0 never come."""
+    probs = torch.tensor([0.0, 0.1, 0.4, 0.05, 0.15, 0.3, 0.0])
+    torch.manual_seed(0)
+    tokens = draw_tokens((probs.log() * 0.6).expand(20_000, -1), temperature=0.6, top_p=top_p)
+    counts = torch.bincount(tokens, minlength=7).float()
+    kept = probs.clone()
+    if top_p < 1:
+        kept[[1, 3]] = 0  # 0.4 + 0.3 < 0.75 ≤ 0.4 + 0.3 + 0.15
+    expected = 20_000 * kept / kept.sum()
+    assert (counts[kept == 0] == 0).all()
+    chi2 = ((counts - expected)[kept > 0] ** 2 / expected[kept > 0]).sum()
+    assert chi2 < (18.5 if top_p == 1 else 13.8)  # exceeded once in 1,000 seeds
+
+
+def test_rare_tokens_keep_their_probability():
+    """A vocabulary of 150,000 where half of the mass lies on tokens of 3e-6 each: fp32 sums would round them off."""
+    logits = torch.zeros(150_001)
+    logits[0] = torch.tensor(150_000.0).log()
+    torch.manual_seed(0)
+    tokens = draw_tokens(logits.expand(400, -1), temperature=1.0)
+    rare = (tokens > 0).float().mean().item()
+    assert abs(rare - 0.5) < 3.3 * (0.25 / 400) ** 0.5
+    assert (tokens > 75_000).float().mean().item() == pytest.approx(rare / 2, abs=0.08)
+
+
+def test_samples_of_one_prompt_share_its_forward_pass(policy):
+    rows = []
+    policy.model.get_input_embeddings().register_forward_hook(lambda m, args, out: rows.append(tuple(out.shape[:2])))
+    generate_responses(policy, [torch.tensor([2, 5, 6]), torch.tensor([2, 5])], [4, 3], max_new_tokens=2)
+    assert rows[0] == (2, 3) and all(width == 1 for _, width in rows[1:])
 
 
 def test_frequencies_are_the_exact_probabilities():
@@ -81,20 +128,12 @@ def test_frequencies_are_the_exact_probabilities():
 
 
 def test_left_padding_changes_no_probability(policy):
-    """A short prompt beside a long one: its greedy continuation and its scores are those it has alone."""
+    """A short prompt beside a long one: its greedy continuation is the one it has alone."""
     short, long = torch.tensor([2, 11, 3]), torch.tensor([2, 11, 7, 12, 7, 13, 7, 14, 3])
     policy.model.get_output_embeddings().weight.data.mul_(20)  # far from uniform, so that greedy is clear-cut
     alone = [generate_responses(policy, [p], 1, temperature=0, max_new_tokens=6)[0][0] for p in (short, long)]
     together = [g[0] for g in generate_responses(policy, [short, long], 1, temperature=0, max_new_tokens=6)]
     assert [r.tolist() for r in together] == [r.tolist() for r in alone]
-    padded = torch.cat([torch.full((6,), policy.pad_id), short])[None]
-    mask = torch.tensor([[0] * 6 + [1] * 3])
-    config = sampling_config(policy, 1.0, 1)
-    config.output_scores = config.return_dict_in_generate = True
-    with torch.no_grad(), bare_generation(policy.model) as generate:
-        scores = generate(input_ids=padded, attention_mask=mask, generation_config=config).scores[0]
-        plain = policy.model(input_ids=short[None]).logits[:, -1]
-    assert torch.allclose(scores.softmax(-1), plain.softmax(-1), atol=1e-5)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 100])
@@ -168,10 +207,14 @@ def test_checkpointing_leaves_generation_fast_and_silent(capfd):
         generate_responses(policy, [torch.tensor([2, 5, 6])], 2, max_new_tokens=5)
     assert widths[0] == 3 and set(widths[1:]) <= {1}  # one token at a time: the cache is used
     assert capfd.readouterr() == ("", "")
-    assert all(layer.training and layer.gradient_checkpointing for layer in policy.model.model.layers)
+    layers = policy.model.model.layers
+    assert all(layer.training and layer.gradient_checkpointing for layer in layers)
+    with pytest.raises(ZeroDivisionError), cache_on(policy.model):
+        1 / 0
+    assert all(layer.training for layer in layers)
 
 
-def test_silence_of_generate(capfd, recwarn):
+def test_silence(capfd, recwarn):
     policy = tiny_toy()
     give_hidden_defaults(policy)
     generate_responses(policy, [torch.tensor([2, 5]), torch.tensor([2, 5, 6])], 2, temperature=0.6, max_new_tokens=3)
