@@ -23,7 +23,7 @@ _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _JOINED = re.compile(r"[\s$]*(?:\\\)|\\\])?[\s$]*(?:,|(?:,|\\quad|\\text\s*\{|\s)*\band\b[\s}]*(?:\\quad)?)[\s$]*(?:\\\(|\\\[)?[\s$]*")
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _STATEMENT = re.compile(r"(?:####|(?:final\s+|correct\s+)?answer(?:\s+is)?\s*(?:\*\*)?\s*:|(?:final\s+|correct\s+)?answer\s+is\b:?)[ \t]*\n?", re.IGNORECASE)
-_PLAIN = re.compile(r"-?(?:0|[1-9]\d{0,17})")
+_PLAIN = re.compile(r"0|-?[1-9]\d{0,17}")
 MAX_JOINED = 64          # boxes that may form one list: "\boxed{1} and \boxed{-2}"
 
 

@@ -106,6 +106,8 @@ class Judge:
         heads = names_of(node)
         if not heads & {"@pm", "@mp"}:
             return node
+        if isinstance(node, Op) and node.head in ("cup", "cap", "setminus"):
+            return Op(node.head, tuple(map(self.spread, node.args)))
         if isinstance(node, Rel) and len(node.terms) == 2 and node.ops == ["="]:
             values = self.spread(node.terms[1])
             if isinstance(values, Seq):

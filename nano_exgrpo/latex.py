@@ -101,8 +101,20 @@ class Ratio:
     parts: list
 
 
+POSITIVE = Seq("tuple", [Num(Fraction(0)), Op("inf")])
+NEGATIVE = Seq("tuple", [Op("neg", (Op("inf"),)), Num(Fraction(0))])
+PHRASES = {
+    **dict.fromkeys(["all real numbers", "all reals", "real numbers", "the real numbers", "the set of all real numbers",
+                     "the set of real numbers", "any real number", "all real values"], Op("reals")),
+    **dict.fromkeys(["all positive real numbers", "all positive reals", "positive real numbers"], POSITIVE),
+    **dict.fromkeys(["all negative real numbers", "all negative reals", "negative real numbers"], NEGATIVE),
+    **dict.fromkeys(["no solution", "no solutions", "no real solution", "no real solutions", "there is no solution",
+                     "there are no solutions", "empty set", "the empty set"], Seq("set", [])),
+    **dict.fromkeys(["infinity", "infinite", "infinitely many", "infinitely many solutions", "positive infinity"], Op("inf")),
+}
 Node = Num | Sym | Op | Seq | Rel | Matrix | Quantity | Based | Ratio
 
+QUALIFIERS = {"for", "where", "with"}
 RELATIONS = {"=", "<", ">", "<=", ">=", "!=", "~=", "==", "->", "=>", "in", "notin"}
 CALLED = set("fghFG")                    # letters that name functions: f(x) is never f times x
 CLOSERS = {"(": ")]", "[": ")]"}
@@ -223,16 +235,23 @@ class Parser:
         return node
 
     def qualifier(self) -> None:
-        """`for all n`, `for every real x`, `for some integer k`: says where a formula holds, adds no value."""
-        self.accept(",")
-        first, then = self.tokens[self.at], self.tokens[min(self.at + 1, len(self.tokens) - 1)]
-        if first.text == "for" and then.text in ("all", "any", "every", "each", "some", "real", "integer", "positive"):
+        """`for all n`, `where C is a constant`, `, k in Z`, `(k in Z)`: says where a formula holds, adds no value."""
+        while self.sign() == "," or self.sign() == "(":
+            self.at += 1
+        if self.token.text in QUALIFIERS and self.token.kind in ("text", "word"):
             self.at = len(self.tokens) - 1
+            return
+        start = self.at
+        while self.token.kind == "name" or self.sign() == ",":
+            self.at += 1
+        if self.at > start and self.accept("in") and (self.command() == "reals" or self.token.text.startswith("\\mathbb")):
+            self.at += 1
+            self.accept(")")
 
     def answer(self) -> Node:
         items, groups, seen = [self.clause()], [], set()
         while True:
-            if self.sign() == "," and self.tokens[self.at + 1].text == "for":
+            if self.sign() == "," and self.qualifier_ahead(self.at + 1):
                 break
             sign = self.accept(",", ";", "and", "or")
             if not sign:
@@ -247,7 +266,18 @@ class Parser:
         if groups and "," in seen:                             # p=5,q=2; p=7,q=2
             return Seq("list", [Seq("tuple", group) if len(group) > 1 else group[0] for group in [*groups, items]])
         items = [item for group in [*groups, items] for item in group]
+        first = items[0]
+        if isinstance(first, Rel) and first.ops == ["!="]:       # x != 1, -1
+            items = [item if isinstance(item, Rel) else Rel([first.terms[0], item], ["!="]) for item in items]
         return Seq("or" if "or" in seen else "list", items) if len(items) > 1 else items[0]
+
+    def qualifier_ahead(self, at: int) -> bool:
+        """Whether a qualifier starts at a token: a word for it, or `k in Z`."""
+        if self.tokens[at].text in QUALIFIERS:
+            return self.tokens[at].kind in ("text", "word")
+        while self.tokens[at].kind == "name" or self.tokens[at].text == ",":
+            at += 1
+        return self.tokens[at].text == "in" and (self.tokens[at + 1].text == "reals" or self.tokens[at + 1].text.startswith("\\mathbb"))
 
     def clause(self) -> Node:
         if self.accept("~=", "="):                             # "≈ 5", "= 5"
@@ -296,8 +326,9 @@ class Parser:
 
     def set(self) -> Node:
         node = self.quantity()
-        while sign := self.accept("cup", "cap", "setminus"):
-            node = Op(sign, (node, self.quantity()))
+        while (sign := self.accept("cup", "cap", "setminus")) or self.words("except"):
+            other = self.quantity()
+            node = Op(sign or "setminus", (node, other if sign else Seq("set", [other])))
         return node
 
     def quantity(self) -> Node:
@@ -322,7 +353,7 @@ class Parser:
             return None
         unit, after = found
         token = self.tokens[after]
-        if token.kind == "end" or token.text in ENDS | RELATIONS or token.text in ("cup", "for") :
+        if token.kind == "end" or token.text in ENDS | RELATIONS | QUALIFIERS:
             self.at = after
             return unit
         return None
@@ -369,6 +400,8 @@ class Parser:
             if text in ("min", "sec") and self.unit_ahead():
                 return False
             return not text.startswith("end") and text not in ("choose", "pmod", "bmod", "mod", "over")
+        if text == "(" and self.qualifier_ahead(self.at + 1):
+            return False
         if kind == "op":
             return text in ("(", "{", "lfloor", "lceil") or text == "|" and not self.bars or text == "[" and not self.may_close
         return False
@@ -429,6 +462,8 @@ class Parser:
             node = self.nested(self.answer)
             self.expect("}")
             return node
+        if self.token.kind == "word":
+            self.split()
         token = self.token
         if token.kind == "num" and not whole_number and token.text.isdigit() and len(token.text) > 1:
             parts = token.text[0], token.text[1:]
@@ -436,8 +471,6 @@ class Parser:
             token = self.token
             self.at += 1
             return Num(token.value)
-        if token.kind == "word":
-            self.split()
         return self.nested(self.atom)
 
     def postfix(self) -> Node:
@@ -474,28 +507,20 @@ class Parser:
             return Based(numeral.text, self.base())
         if not isinstance(node, Sym):
             raise ParseError("a subscript on something that is not a symbol")
-        braced = self.accept("{")
-        words: list[str] = []
-        start = self.at
-        while self.token.kind in ("text", "word", "roman") or braced and self.token.kind in ("name", "num", "cmd") or (
-                braced and self.sign() in (",", "+", "*")):
-            words.append(self.token.text)
+        if self.token.kind in ("text", "roman"):
             self.at += 1
-            if not braced:
-                break
-        plain = [t for t in self.tokens[start:self.at]]
-        if words and (not braced or self.accept("}")) and not (
-                len(plain) == 1 and plain[0].kind in ("name", "num")):
-            node = Sym(f"{node.name}_{''.join(words)}")
-        else:
-            self.at = start
-            if braced:
-                index = self.nested(self.answer)
-                self.expect("}")
-            else:
-                index = self.nested(self.atom)
-            node = Op("sub", (node, index))
-        return self.call(node) if self.sign() == "(" else node
+            return self.call(Sym(f"{node.name}_{self.tokens[self.at - 1].text}"))
+        start, words = self.at + 1, []
+        if self.accept("{"):                                    # x_{max}, a_{ij}, v_{+}: part of the name
+            while self.token.kind in ("text", "word", "roman", "name", "num", "cmd") or self.sign() == "," or (
+                    not words and self.sign() in ("+", "-", "*")):
+                words.append(self.token.text)
+                self.at += 1
+            single = self.at == start + 1 and self.tokens[start].kind in ("name", "num")
+            if words and not single and self.accept("}"):
+                return self.call(Sym(f"{node.name}_{''.join(words)}"))
+            self.at = start - 1
+        return self.call(Op("sub", (node, self.argument(whole_number=True))))   # a_n, a_{n+1}: a function of n
 
     def base(self) -> str:
         braced = self.accept("{")
@@ -612,16 +637,19 @@ class Parser:
         return symbol
 
     def label(self) -> Node:
-        """Words before "=" or ":" name what follows: `\\text{Area} = 5`."""
-        words = []
-        while self.token.kind in ("text", "roman", "name") and len(words) < 8:
+        """A phrase that stands for a set, or words before "=" or ":" that name what follows: `\\text{Area} = 5`."""
+        words: list[str] = []
+        while self.token.kind in ("text", "roman", "name") and len(words) < 8 and self.token.text != "except":
             words.append(self.token.text)
             self.at += 1
+        phrase = " ".join(words)
+        if phrase in PHRASES:
+            return PHRASES[phrase]
         if self.sign() not in ("=", ":", "~="):
-            raise ParseError(f"unexpected word {words[0]!r}")
+            raise ParseError(f"unexpected words {phrase!r}")
         if self.sign() == ":":
             self.tokens[self.at] = Token("op", "=")
-        return Sym("text " + " ".join(words))
+        return Sym("text " + phrase)
 
     def bracket(self) -> Node:
         """`(...)`, `[...)`, `]...[`: a group if it holds one item, else a tuple or an interval."""
@@ -684,13 +712,17 @@ class Parser:
 
     def from_command(self, name: str) -> Node:
         self.at += 1
-        if name in ("pi", "infty", "emptyset", "reals"):
-            return Seq("set", []) if name == "emptyset" else Op({"infty": "inf"}.get(name, name))
+        if name in ("pi", "infty"):
+            return Op({"infty": "inf"}.get(name, name))
+        if name == "emptyset":
+            return Seq("set", [])
+        if name == "reals":
+            return self.reals()
         if name == "frac":
             return self.fraction()
         if name == "sqrt":
             return self.root()
-        if name == "binom" or name in ("gcd", "lcm", "min", "max") and self.sign() in ("(", "{"):
+        if name == "binom" or name in ("gcd", "lcm", "min", "max") and self.sign() in ("(", "{", r"\{"):
             return self.two_arguments(name)
         if name in ("overline", "hat", "dot", "ddot", "tilde", "bar"):
             node = self.argument()
@@ -714,6 +746,15 @@ class Parser:
             return self.function(name)
         raise ParseError(f"unexpected \\{name}")
 
+    def reals(self) -> Node:
+        """R, R^+, R_{+}, R^-."""
+        marks = [t.text for t in self.tokens[self.at:self.at + 4]]
+        for pattern in (["^", "+"], ["_", "+"], ["^", "{", "+", "}"], ["_", "{", "+", "}"], ["^", "-"], ["^", "{", "-", "}"]):
+            if marks[:len(pattern)] == pattern:
+                self.at += len(pattern)
+                return NEGATIVE if "-" in pattern else POSITIVE
+        return Op("reals")
+
     def fraction(self) -> Node:
         top = self.argument()
         bottom = self.argument()
@@ -733,8 +774,8 @@ class Parser:
         return Op("sqrt", (radicand,)) if index is None else Op("root", (radicand, index))
 
     def two_arguments(self, name: str) -> Node:
-        if self.sign() == "(":
-            node = self.nested(self.bracket)
+        if self.sign() in ("(", r"\{"):
+            node = self.nested(self.bracket if self.sign() == "(" else self.braces)
             items = node.items if isinstance(node, Seq) else [node]
         else:
             first = self.argument()

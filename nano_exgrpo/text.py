@@ -8,15 +8,9 @@ from __future__ import annotations
 from nano_exgrpo.tokens import Token
 
 CHOICES = set("ABCDEFGHIJ")
-_EMPTY = "no solution"
 _SAME = {
-    **dict.fromkeys(["no solution", "no solutions", "no real solution", "no real solutions", "there is no solution",
-                     "there are no solutions", "there is no real solution", "there are no real solutions", "has no solution",
-                     "no such solution", "emptyset"], _EMPTY),
+    **dict.fromkeys(["no real solution", "no real solutions", "there is no real solution", "has no solution"], "no solution"),
     **dict.fromkeys(["does not exist", "dne", "undefined", "doesn t exist"], "undefined"),
-    **dict.fromkeys(["all real numbers", "all reals", "all real x", "the set of all real numbers", "reals", "the real numbers"], "reals"),
-    **dict.fromkeys(["infinity", "infinite", "infinitely many", "infinitely many solutions", "infty"], "infinity"),
-    **dict.fromkeys(["true", "t"], "true"),
 }
 
 
@@ -24,7 +18,7 @@ def words(tokens: list[Token]) -> tuple[str, ...]:
     """The tokens as strings, words in lower case."""
     out = []
     for at, (kind, text, *_) in enumerate(tokens):
-        if text in ("a", "an", "the") and kind in ("text", "roman", "word") and tokens[at + 1].kind == "text":
+        if text in ("an", "the") and kind in ("text", "word") or text == "a" and kind == "roman" and tokens[at + 1].kind == "text":
             continue                                            # "a parabola"
         if kind == "word" and looks_like_word(text) or kind in ("text", "op", "cmd"):
             text = text.lower()
@@ -46,6 +40,10 @@ def same_words(gold: list[Token], answer: list[Token]) -> bool:
         return False
     if left == right:
         return True
+    if all(t.kind in ("text", "word") or t.text in ("and", ",") for t in (*gold[:-1], *answer[:-1])):
+        parts = [sorted(" ".join(side).replace(" , ", " and ").split(" and ")) for side in (left, right)]
+        if parts[0] == parts[1]:                                # Ann and Bob; Bob and Ann
+            return True
     return _SAME.get(" ".join(left), "gold") == _SAME.get(" ".join(right), "answer")
 
 
@@ -55,6 +53,8 @@ def choice_readings(answer: list[Token], gold: list[Token]) -> list[list[Token]]
     The letter if the gold answer is a letter, the content otherwise; a letter in math mode before its content
     (`(B) 12`) may be a factor, so that its content alone is not read.
     """
+    while answer[0].kind in ("text", "word") and answer[0].text.lower() in ("option", "choice") and len(answer) > 2:
+        answer = answer[1:]
     bracketed = answer[0].text == "("
     letter, *rest = answer[bracketed:]
     if letter.kind not in ("name", "roman") or letter.text not in CHOICES or not rest:

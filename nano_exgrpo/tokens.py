@@ -130,7 +130,7 @@ _BARE_PREFIX = re.compile("|".join(sorted((n for n in _BARE if n not in
 _LAYOUT = set("displaystyle textstyle scriptstyle left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl "
               "Biggr limits nolimits mathbf boldsymbol bm mathit mathsf mathcal mathscr mathfrak mathnormal vec overrightarrow "
               "underline ensuremath mathop pmb Large large small bf it rm sf bold boldmath phantomsection "
-              "mathord mathrel mathbin mathopen mathclose nonumber notag hfill hline centering boxed fbox".split())
+              "mathord mathrel mathbin mathopen mathclose therefore because framebox nonumber notag hfill hline centering boxed fbox".split())
 _SPACING = set("( ) [ ] , ; : ! > quad qquad enspace thinspace medspace thickspace negthinspace nobreakspace ~".split()) | {" ", "\n", "\t"}
 _DROP_WITH_ARGUMENT = set("color tag label phantom hphantom vphantom hspace vspace mspace hskip".split())
 _DROP_FIRST_ARGUMENT = {"textcolor", "colorbox", "fcolorbox"}
@@ -139,14 +139,18 @@ WORD_OPS = {"and": "and", "or": "or"}
 
 # ------------------------------------------------------------------------------------------------------- the lexer
 
-_SEPARATOR = r"(?:,|\{,\}|,\\!\s*|\\,|\\;|\\:|\\ |~| )"
+_SEPARATOR = r"(?:,|\{,\}|,\\!\s*|\\[,;:]|\\?[ ]|~)"
 _DIGITS = rf"(?:\d{{1,3}}(?:{_SEPARATOR}\d{{3}})+(?!\d)(?!\s*/)|\d+)"
 _DIGITS_LIST = r"(?:\d{1,3}(?:(?:\{,\}|,\\!\s*|\\,)\d{3})+(?!\d)|\d+)"
-_REPEAT = r"(?:\\(?:overline|bar|dot)\s*(?:\{(\d+)\}|(\d))|\((\d+)\)(?=\s*$))"
 
 
 def _numeral(digits: str) -> re.Pattern[str]:
-    return re.compile(rf"({digits})?(?:\.(\d*){_REPEAT}|(\.\d*))?(?:[eE]([+-]?\d+)(?![\d.]))?")
+    """Digits, then a repeating decimal (`.1\overline{6}`, `.1666...`, `.(3)`) or decimals or none, then an exponent."""
+    return re.compile(rf"""(?P<whole>{digits})?
+        (?: \.(?P<head>\d{{0,40}}) (?: \\(?:overline|bar|dot)\s*(?:\{{(?P<over>\d+)\}}|(?P<over1>\d)) | \((?P<over2>\d+)\)(?=\s*$) )
+          | \.(?P<head2>\d{{0,6}}?) (?P<block>\d{{1,6}}?)(?P=block)+ \s*(?:\\[lc]?dots|\.\.\.+)
+          | (?P<decimals>\.\d*) )?
+        (?:[eE](?P<exponent>[+-]?\d+)(?![\d.]))?""", re.VERBOSE)
 
 
 _NUMERAL, _NUMERAL_LIST = _numeral(_DIGITS), _numeral(_DIGITS_LIST)
@@ -158,10 +162,11 @@ _GROUP = re.compile(r"\s*(\[[^\]]*\])?\s*\{([^{}]*)\}")
 
 
 def _as_num(match: re.Match[str]) -> Token:
-    whole, head, over, over1, over2, decimals, exponent = match.groups()
-    whole = re.sub(r"\D", "", whole or "")
-    repeat = over or over1 or over2
+    whole = re.sub(r"\D", "", match["whole"] or "")
+    repeat = match["over"] or match["over1"] or match["over2"] or match["block"]
+    decimals, exponent = match["decimals"], match["exponent"]
     if repeat is not None:
+        head = match["head"] or match["head2"] or ""
         scale = 10 ** len(head)
         value = Fraction(int((whole or "0") + head), scale) + Fraction(int(repeat), scale * (10 ** len(repeat) - 1))
         return Token("num", f"{whole}.{head}({repeat})", value)
