@@ -34,15 +34,23 @@ from tqdm import tqdm
 from nano_exgrpo.benchmarks import BENCHMARKS, GROUPS, PLAIN, benchmark_names, load_benchmark
 from nano_exgrpo.checkpoint import list_checkpoints
 from nano_exgrpo.config import EvalConfig, TrainConfig, add_arguments
-from nano_exgrpo.evaluate import Figures, generate_batches, plan_batches, summarise
+from nano_exgrpo.evaluate import figures_table, generate_batches, plan_batches, summarise, table
 from nano_exgrpo.generations import (
-    Generation, by_benchmark, by_question, digest, git_commit, make_generation, open_folder, read_generations,
-    weights_digest, write_generations,
-)  # fmt: skip
-from nano_exgrpo.policy import Policy, encode_prompt, load_policy, resolve_device
+    Generation,
+    by_benchmark,
+    by_question,
+    digest,
+    git_commit,
+    make_generation,
+    open_folder,
+    read_generations,
+    weights_digest,
+    write_generations,
+)
+from nano_exgrpo.policy import Policy, encode_prompt, load_policy, resolve_device, resolve_model_name
 from nano_exgrpo.questions import InputError, Question
 from nano_exgrpo.runlog import append_lines, write_text
-from nano_exgrpo.stats import Interval, average, paired_difference
+from nano_exgrpo.stats import average, paired_difference
 from train import load_data
 
 
@@ -114,7 +122,7 @@ def generate(
     )  # fmt: skip
     room = policy.context - max(len(ids) for _, ids in asked)
     if room < config.max_new_tokens:
-        print(f"{task.name}: the longest prompt leaves {room} of {config.max_new_tokens} new tokens in the model's context")
+        print(f"{task.name}: the longest prompt leaves {room} of {config.max_new_tokens} new tokens in the context")
 
     def keys(batch: Sequence[tuple[int, int]]) -> list[tuple[str, str, int]]:
         return [(task.name, asked[question][0], sample) for question, sample in batch]
@@ -157,7 +165,9 @@ def find_subject(model: str) -> Subject:
     if not model:
         raise InputError("name what to evaluate with --model: a run folder, a model folder or a hub id")
     if model == "toy":
-        raise InputError("the toy has no weights until it is trained: run train.py, then give its run folder to --model")
+        raise InputError(
+            "the toy has no weights until it is trained: run train.py, then give its run folder to --model"
+        )
     path = Path(model)
     run = run_settings(path)
     if run is not None:
@@ -172,6 +182,7 @@ def find_subject(model: str) -> Subject:
         if (run := run_settings(parent)) is not None:
             step = path.resolve().parent.name if path.resolve().parent != parent else ""
             return Subject(model, model, run, parent / (f"eval-{step}" if step else "eval"))
+    resolve_model_name(model)  # fails here rather than after a folder was made
     return Subject(model, model, None, Path("evals") / model.rstrip("/").split("/")[-1])
 
 
@@ -212,7 +223,9 @@ def load_tasks(config: EvalConfig, subject: Subject) -> list[Task]:
     for name in names:
         if name == "held-out" or (name == "toy" and not data and subject.run and not subject.run.data):
             if subject.run is None:
-                raise InputError(f"only a run has held-out questions, and {config.model} is none; name benchmarks with --bench")
+                raise InputError(
+                    f"only a run has held-out questions, and {config.model} is none; name benchmarks with --bench"
+                )
             name, (_, questions) = "held-out" if subject.run.data else "toy", load_data(subject.run)
         else:
             source = str(data / f"{name}.jsonl") if data and data.is_dir() else config.data
@@ -267,36 +280,16 @@ def report(folder: Path, config: EvalConfig, generations: Sequence[Generation], 
         "averages": {group: dataclasses.asdict(interval) for group, interval in averages.items()},
         "settings": json.loads((folder / "settings.json").read_text(encoding="utf-8")),
         "seed": config.seed,
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
         "git_commit": git_commit(),
     }
     write_text(folder / "results.json", json.dumps(results, indent=2) + "\n")
-    return f"\n{figures_table(figures, averages)}\n\nresults: {folder / 'results.json'}   responses: {folder / 'generations.jsonl'}"
-
-
-# ------------------------------------------------------------------------------------------- tables
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells in columns; the first column to the left, the others to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))) for row in rows]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
-
-
-def figures_table(figures: dict[str, Figures], averages: dict[str, Interval]) -> str:
-    ks = sorted({k for f in figures.values() for k in f.pass_at})
-    head = ["benchmark", "questions", "metric", "accuracy [95 %]"]
-    head += [f"{kind}@{k}" for k in ks for kind in ("pass", "maj")] + ["tokens", "truncated", "no answer"]
-    rows = [head]
-    for name, f in figures.items():
-        at_k = [f"{at[k].value:.3f}" if k in at else "" for k in ks for at in (f.pass_at, f.maj_at)]
-        metric = "pass@1" if f.samples == 1 else f"avg@{f.samples}"
-        shares = [f"{f.mean_tokens:.0f}", f"{f.truncated:.1%}", f"{f.unparsable:.1%}"]
-        rows.append([name, str(f.questions), metric, str(f.accuracy), *at_k, *shares])
-    for group, interval in averages.items():
-        rows.append([f"average, {group}", "", "", str(interval)] + [""] * (len(head) - 4))
-    return table(rows)
+    files = f"results: {folder / 'results.json'}   responses: {folder / 'generations.jsonl'}"
+    return f"\n{figures_table(figures, averages)}\n\n{files}"
 
 
 # ----------------------------------------------------------------------------------------- comparing
@@ -319,8 +312,12 @@ def compare(config: EvalConfig, given: set[str], sides: Sequence[str]) -> str:
     rows, intervals = [["benchmark", "questions", "A", "B", "B - A [95 %]", "p", "B better", "worse", "same"]], []
     for name in names:
         left, right = by_question(a[name]), by_question(b[name])
-        if {i: (g[0].prompt, g[0].gold) for i, g in left.items()} != {i: (g[0].prompt, g[0].gold) for i, g in right.items()}:
-            raise InputError(f"{sides[0]} and {sides[1]} answered different questions on {name}; evaluate both on the same")
+        if {i: (g[0].prompt, g[0].gold) for i, g in left.items()} != {
+            i: (g[0].prompt, g[0].gold) for i, g in right.items()
+        }:
+            raise InputError(
+                f"{sides[0]} and {sides[1]} answered different questions on {name}; evaluate both on the same"
+            )
         verdicts = [[[float(g.correct) for g in side[id]] for id in left] for side in (left, right)]
         result = paired_difference(*verdicts)
         accuracies = [f"{sum(sum(v) / len(v) for v in side) / len(side):.3f}" for side in verdicts]
@@ -356,7 +353,11 @@ def regrade(config: EvalConfig) -> str:
     generations = list(read_generations(folder).values())
     changed = [g for g in tqdm(generations, desc="grading") if g.regrade()]
     write_generations(folder, generations)
-    lines = [f"{g.benchmark} {g.id} sample {g.sample}: now {'right' if g.correct else 'wrong'}, answer {g.answer!r}, gold {g.gold!r}" for g in changed]
+    lines = [
+        f"{g.benchmark} {g.id} sample {g.sample}: now {'right' if g.correct else 'wrong'}, "
+        f"answer {g.answer!r}, gold {g.gold!r}"
+        for g in changed
+    ]
     settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
     config = dataclasses.replace(config, seed=settings["seed"])
     lines.append(f"{len(changed)} of {len(generations)} verdicts changed")
@@ -377,11 +378,11 @@ def show(config: EvalConfig) -> None:
     chosen = [g for g in generations if kinds[config.show](g)]
     for number, g in enumerate(chosen, start=1):
         print(f"\n===== {number} of {len(chosen)} {config.show}: {g.benchmark} {g.id}, sample {g.sample} =====")
-        print(f"{g.prompt}\n----- response, {g.tokens} tokens{', cut off at the limit' if g.truncated else ''}\n{g.response}\n-----")
-        print(g.explain())
-        if sys.stdin.isatty() and sys.stdout.isatty() and number < len(chosen):
-            if input("Enter for the next, q to stop: ").strip().lower() == "q":
-                return
+        cut_off = ", cut off at the limit" if g.truncated else ""
+        print(f"{g.prompt}\n----- response, {g.tokens} tokens{cut_off}\n{g.response}\n-----\n{g.explain()}")
+        on_terminal = sys.stdin.isatty() and sys.stdout.isatty() and number < len(chosen)
+        if on_terminal and input("Enter for the next, q to stop: ").strip().lower() == "q":
+            return
     print(f"\n{len(chosen)} of {len(generations)} responses are {config.show}")
 
 
@@ -390,13 +391,24 @@ def show(config: EvalConfig) -> None:
 
 def parse(argv: list[str] | None) -> tuple[EvalConfig, set[str], list[str] | None]:
     """(settings, names of those given as flags, the two sides of --compare). Raises InputError."""
-    parser = argparse.ArgumentParser("eval.py", description="Evaluate a language model on benchmarks.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        "eval.py", description="Evaluate a language model on benchmarks.", allow_abbrev=False
+    )
     add_arguments(parser, EvalConfig)
-    parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help="runs, models or folders of generations: is B better than A?")
+    parser.add_argument(
+        "--compare", nargs=2, metavar=("A", "B"), help="runs, models or folders of generations: is B better than A?"
+    )
     given = vars(parser.parse_args(argv))
     sides = given.pop("compare")
     config = EvalConfig(**given)
-    for name, least in (("limit", 0), ("samples", 0), ("temperature", 0), ("max_new_tokens", 1), ("batch_tokens", 1), ("threads", 0)):
+    for name, least in (
+        ("limit", 0),
+        ("samples", 0),
+        ("temperature", 0),
+        ("max_new_tokens", 1),
+        ("batch_tokens", 1),
+        ("threads", 0),
+    ):
         if getattr(config, name) < least:
             raise InputError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(config, name)}")
     if not 0 < config.top_p <= 1:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from nano_exgrpo.questions import InputError, Question, final_answer, read_hub, read_jsonl, sum_questions
@@ -90,7 +89,7 @@ PLAIN = Benchmark("", "", 0)
 
 
 def benchmark_names(text: str) -> list[str]:
-    """"math500,ood" → the names, groups spelled out, each once. Raises InputError for an unknown one."""
+    """ "math500,ood" → the names, groups spelled out, each once. Raises InputError for an unknown one."""
     names: list[str] = []
     for word in filter(None, (w.strip() for w in text.split(","))):
         if word not in GROUPS and word not in BENCHMARKS:
@@ -136,7 +135,9 @@ def _from_hub(name: str, benchmark: Benchmark) -> Iterable[tuple[str, dict[str, 
         gated = any(word in str(error) for word in ("gated", "authenticated", "cannot be accessed", "401", "403"))
         if benchmark.terms and gated:
             raise InputError(f"benchmark {name} is gated: {benchmark.terms}; or give a file with --data") from None
-        raise InputError(f"benchmark {name}: {str(error).replace('give a .jsonl file', 'give a file with --data')}") from None
+        raise InputError(
+            f"benchmark {name}: {str(error).replace('give a .jsonl file', 'give a file with --data')}"
+        ) from None
 
 
 def to_question(
@@ -149,7 +150,9 @@ def to_question(
     prompt = str(_field(row, layout.question, where)).strip()
     if layout.context and row.get(layout.context):
         prompt = f"{row[layout.context]}\n\n{prompt}".strip()
-    id = next((str(row[key]) for key in ("id", "unique_id", "question_id", "Record ID") if row.get(key) is not None), "")
+    id = next(
+        (str(row[key]) for key in ("id", "unique_id", "question_id", "Record ID") if row.get(key) is not None), ""
+    )
     id = id or f"{name}-{index}"
     if not options_field:
         return Question(id, prompt, _answer_text(_field(row, layout.answer, where), where, layout.answer), (), name)
@@ -171,10 +174,10 @@ def multiple_choice_prompt(question: str, options: list[str]) -> str:
     A. iron
     B. argon
     <BLANKLINE>
-    Answer with the letter of the right option, as in \boxed{A}.
+    Give the letter of the right option in \boxed{}.
     """
-    lettered = "\n".join(f"{letter}. {option}" for letter, option in zip(LETTERS, options))
-    return f"{question}\n\n{lettered}\n\nAnswer with the letter of the right option, as in \\boxed{{A}}."
+    lettered = "\n".join(f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False))
+    return f"{question}\n\n{lettered}\n\nGive the letter of the right option in \\boxed{{}}."
 
 
 def _field(row: dict[str, Any], name: str, where: str) -> Any:
@@ -208,7 +211,9 @@ def _options(row: dict[str, Any], field: str | tuple[str, ...], answer: str, whe
         options = [str(o).strip() for o in found] if isinstance(found, (list, tuple)) else []
         labels = list(LETTERS[: len(options)])
     if len(options) < 2 or len(options) != len(labels) or len(options) > len(LETTERS):
-        raise InputError(f"{where}: field '{field}' must be a list of 2 to 26 options (or a dict of text and label lists)")
+        raise InputError(
+            f"{where}: field '{field}' must be a list of 2 to 26 options (or a dict of text and label lists)"
+        )
     if key not in labels:
         raise InputError(f"{where}: field '{answer}' is {key!r}, which is none of the options {', '.join(labels)}")
     right = labels.index(key)

@@ -41,7 +41,9 @@ def plan_batches(
     every response is as long as it may be. Raises InputError for a prompt that fills the model's context."""
     longest = max((len(p) for p in prompts), default=0)
     if longest >= policy.context:
-        raise InputError(f"a prompt of {longest} tokens leaves no room to answer in the model's context of {policy.context}")
+        raise InputError(
+            f"a prompt of {longest} tokens leaves no room to answer in the model's context of {policy.context}"
+        )
     rows = [(question, sample) for question in range(len(prompts)) for sample in range(samples)]
     lengths = [min(len(prompts[question]) + max_new_tokens, policy.context) for question, _ in rows]
     return [[rows[i] for i in batch] for batch in token_batches(lengths, token_budget)]
@@ -87,17 +89,22 @@ def generate_batches(
                         raise
         if responses is None:  # outside the handler, whose traceback would keep the batch's memory alive
             if len(rows) == 1:
-                raise InputError(f"a single response of up to {size} tokens does not fit the memory; lower --max-new-tokens")
+                raise InputError(
+                    f"a single response of up to {size} tokens does not fit the memory; lower --max-new-tokens"
+                )
             too_large = min(too_large, size)
             queue.extendleft([rows[len(rows) // 2 :], rows[: len(rows) // 2]])
             gc.collect()
             if policy.device.type == "cuda":
                 torch.cuda.empty_cache()
             continue
-        yield rows, [
-            make_trajectory(policy, asked[question][0], asked[question][1], response)
-            for (question, _), (response,) in zip(rows, responses, strict=True)
-        ]
+        yield (
+            rows,
+            [
+                make_trajectory(policy, asked[question][0], asked[question][1], response)
+                for (question, _), (response,) in zip(rows, responses, strict=True)
+            ],
+        )
 
 
 def batch_seed(seed: int, rows: Sequence[tuple[str, int]]) -> int:
@@ -149,7 +156,7 @@ def summarise(generations: Sequence[Generation], ks: Sequence[int] = ()) -> Figu
     for k in ks:
         figures.pass_at[k] = clustered_interval([pass_at_k(len(g), sum(x.correct for x in g), k) for g in groups])
         figures.maj_at[k] = clustered_interval(
-            [maj_at_k(correct, others, len(g), k) for g, (correct, others) in zip(groups, votes)]
+            [maj_at_k(correct, others, len(g), k) for g, (correct, others) in zip(groups, votes, strict=True)]
         )
     return figures
 
@@ -158,6 +165,32 @@ def count_votes(group: Sequence[Generation]) -> tuple[int, list[int]]:
     """(right votes, sizes of the groups of equal wrong answers); letters are equal only to themselves."""
     equal = str.__eq__ if group[0].letters else is_equal
     return group_answers([g.answer for g in group], [g.correct for g in group], equal)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells in columns; the first column to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def figures_table(figures: dict[str, Figures], averages: dict[str, Interval]) -> str:
+    """One line a benchmark, then one an average over a group of benchmarks."""
+    ks = sorted({k for f in figures.values() for k in f.pass_at})
+    head = ["benchmark", "questions", "metric", "accuracy [95 %]"]
+    head += [f"{kind}@{k}" for k in ks for kind in ("pass", "maj")] + ["tokens", "truncated", "no answer"]
+    rows = [head]
+    for name, f in figures.items():
+        at_k = [f"{at[k].value:.3f}" if k in at else "" for k in ks for at in (f.pass_at, f.maj_at)]
+        metric = "pass@1" if f.samples == 1 else f"avg@{f.samples}"
+        shares = [f"{f.mean_tokens:.0f}", f"{f.truncated:.1%}", f"{f.unparsable:.1%}"]
+        rows.append([name, str(f.questions), metric, str(f.accuracy), *at_k, *shares])
+    for group, interval in averages.items():
+        rows.append([f"average, {group}", "", "", str(interval)] + [""] * (len(head) - 4))
+    return table(rows)
 
 
 # ------------------------------------------------------------------------------------------ all at once

@@ -1,8 +1,8 @@
 """What an evaluation keeps: graded responses, streamed to disk as they come.
 
-    <folder>/settings.json       all that decides what is generated; the folder goes on only under the same
-    <folder>/generations.jsonl   one `Generation` a line: prompt, response, extracted answer, gold, verdict
-    <folder>/results.json        the figures, written by eval.py
+<folder>/settings.json       all that decides what is generated; the folder goes on only under the same
+<folder>/generations.jsonl   one `Generation` a line: prompt, response, extracted answer, gold, verdict
+<folder>/results.json        the figures, written by eval.py
 """
 
 from __future__ import annotations
@@ -156,7 +156,16 @@ def write_generations(folder: Path, generations: Iterable[Generation]) -> None:
 def git_commit() -> str | None:
     """The commit of this code, marked when files differ from it; None outside a git checkout."""
     try:
-        git = ["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        git = [
+            "git",
+            "-C",
+            str(Path(__file__).resolve().parent),
+            "describe",
+            "--always",
+            "--dirty",
+            "--abbrev=40",
+            "--exclude=*",
+        ]
         return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None

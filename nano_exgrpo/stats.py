@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache
 from statistics import NormalDist, fmean, stdev
 
 LEVEL = 0.95  # of every interval, unless told otherwise
@@ -118,7 +118,7 @@ def average(intervals: Sequence[Interval]) -> Interval:
     return Interval(value, value - below, value + above)
 
 
-@lru_cache(maxsize=None)
+@cache
 def student_t(df: int, level: float = LEVEL) -> float:
     """The t with P(|T| ≤ t) = level for Student's distribution with `df` degrees of freedom.
 
@@ -227,7 +227,7 @@ def paired_difference(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]
     """
     if len(a) != len(b) or not a:
         raise ValueError(f"the two sides must have the same questions, got {len(a)} and {len(b)}")
-    exact = [_exact_mean(y) - _exact_mean(x) for x, y in zip(a, b)]
+    exact = [_exact_mean(y) - _exact_mean(x) for x, y in zip(a, b, strict=True)]
     differences = [float(d) for d in exact]
     single = all(len(x) == 1 for x in (*a, *b))
     if single or len(set(exact)) == 1:
@@ -243,8 +243,10 @@ def paired_seeds(a: Sequence[float], b: Sequence[float]) -> Comparison:
     and the exact sign-flip test (whose smallest p is 2^(1 − seeds): 8 seeds can reach 0.008, 5 only 0.06)."""
     if len(a) != len(b) or not a:
         raise ValueError(f"the two sides must have the same seeds, got {len(a)} and {len(b)}")
-    exact = [Fraction(y).limit_denominator(10**6) - Fraction(x).limit_denominator(10**6) for x, y in zip(a, b)]
-    return _comparison(mean_interval([y - x for x, y in zip(a, b)]), exact)
+    exact = [
+        Fraction(y).limit_denominator(10**6) - Fraction(x).limit_denominator(10**6) for x, y in zip(a, b, strict=True)
+    ]
+    return _comparison(mean_interval([y - x for x, y in zip(a, b, strict=True)]), exact)
 
 
 def _comparison(interval: Interval, differences: Sequence[Fraction]) -> Comparison:

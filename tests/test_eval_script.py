@@ -27,7 +27,8 @@ def _make_run(folder, seed=0):
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     _make_run(tmp_path / "run")
     return tmp_path / "run"
 
@@ -59,7 +60,10 @@ def test_a_run_on_its_own_held_out_questions(run, capsys):
     assert figures["mean_tokens"] == sum(r["tokens"] for r in rows) / 30 and figures["questions"] == 30
     assert figures["truncated"] == sum(r["truncated"] for r in rows) / 30
     assert results["settings"]["max_new_tokens"] == config.max_response_length == 12  # the run's own
-    assert set(results) >= {"model", "settings", "seed", "versions", "git_commit"} and set(results["versions"]) >= {"torch", "transformers"}
+    assert set(results) >= {"model", "settings", "seed", "versions", "git_commit"} and set(results["versions"]) >= {
+        "torch",
+        "transformers",
+    }
 
 
 def test_training_and_the_script_agree(run):
@@ -68,7 +72,14 @@ def test_training_and_the_script_agree(run):
     config = resolve({"held_out": 30, "toy_questions": 60, "run": str(run), "system_prompt": ""})
     policy = load_policy(str(run / "model"), device="cpu")
     result = evaluate(
-        policy, load_data(config)[1], samples=2, temperature=1.0, max_new_tokens=12, system_prompt="", batch_size=512, seed=0
+        policy,
+        load_data(config)[1],
+        samples=2,
+        temperature=1.0,
+        max_new_tokens=12,
+        system_prompt="",
+        batch_size=512,
+        seed=0,
     )
     expected = {(t.question_id, i): t.text for group in result.trajectories for i, t in enumerate(group)}
     assert {(g.id, g.sample): g.response for g in read_generations(run / "eval").values()} == expected
@@ -133,11 +144,16 @@ def test_show_explains_failures(run, capsys):
     assert _call("--model", run, "--temperature", "1") == 0
     generations = read_generations(run / "eval").values()
     capsys.readouterr()
-    for kind, chosen in [("wrong", [g for g in generations if not g.correct]), ("unparsable", [g for g in generations if g.answer is None])]:
+    for kind, chosen in [
+        ("wrong", [g for g in generations if not g.correct]),
+        ("unparsable", [g for g in generations if g.answer is None]),
+    ]:
         assert _call("--model", run, "--show", kind) == 0
         output = capsys.readouterr().out
         assert len(re.findall(r"===== \d+ of", output)) == len(chosen)
-        assert all(g.prompt in output for g in chosen) and output.count("extracted   None") >= sum(g.answer is None for g in chosen)
+        assert all(g.prompt in output for g in chosen) and output.count("extracted   None") >= sum(
+            g.answer is None for g in chosen
+        )
         assert f"{len(chosen)} of 30 responses are {kind}" in output
 
 
@@ -169,7 +185,10 @@ def test_compare_two_runs(tmp_path, capsys):
     assert f"{d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]" in output and f"{expected.p:.2g}" in output
     # kept generations compare as well, the other way round
     assert _call("--compare", b / "eval", a / "eval") == 0
-    assert f"{-d.value:+.3f} [{-d.high:+.3f}, {-d.low:+.3f}]" in capsys.readouterr().out.replace("-0.000", "+0.000") or d.value == 0
+    assert (
+        f"{-d.value:+.3f} [{-d.high:+.3f}, {-d.low:+.3f}]" in capsys.readouterr().out.replace("-0.000", "+0.000")
+        or d.value == 0
+    )
 
 
 def _tamper(folder, change):
@@ -182,7 +201,7 @@ def _tamper(folder, change):
 def test_compare_says_which_is_better_and_refuses_different_questions(run, tmp_path, capsys):
     for out, right in (("a", False), ("b", True)):
         assert _call("--model", run, "--out", tmp_path / out) == 0
-        _tamper(tmp_path / out, lambda row: row.update(correct=right))
+        _tamper(tmp_path / out, lambda row, right=right: row.update(correct=right))
     assert _call("--compare", tmp_path / "a", tmp_path / "b") == 0
     assert "B is better than A" in capsys.readouterr().out
     assert _call("--compare", tmp_path / "b", tmp_path / "a") == 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nano_exgrpo import evaluate as evaluate_module
-from nano_exgrpo.benchmarks import load_benchmark
+from nano_exgrpo.benchmarks import LETTERS, load_benchmark
 from nano_exgrpo.checker import reward
 from nano_exgrpo.evaluate import evaluate, generate_batches, plan_batches, summarise
 from nano_exgrpo.generations import Generation, grade, open_folder, read_generations, weights_digest, write_generations
@@ -91,7 +91,11 @@ def _with_memory_for(monkeypatch, most_rows, error):
 
 
 @pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ],
 )
 def test_out_of_memory_halves_the_batch_and_goes_on(policy, monkeypatch, error):
     asked = _asked(policy, 16)
@@ -118,7 +122,7 @@ def test_evaluate_counts_what_it_returns(policy):
     settings = dict(samples=2, temperature=1.0, max_new_tokens=8, system_prompt="", batch_size=16, seed=0)
     result = evaluate(policy, questions, **settings)
     assert [len(group) for group in result.trajectories] == [2] * 21
-    for question, group in zip(questions[:-1], result.trajectories):
+    for question, group in zip(questions[:-1], result.trajectories[:-1], strict=True):
         assert all(t.question_id == question.id and t.reward == reward(t.text, question.answer) for t in group)
     rates = [sum(t.reward for t in group) / 2 for group in result.trajectories]
     assert result.accuracy == sum(rates) / 21 and result.questions == 21
@@ -140,13 +144,13 @@ def test_grading():
 @pytest.mark.parametrize(
     "file, name",
     [("aime24", "aime24"), ("aime25", "aime25"), ("amc23", "amc23"), ("minerva_math", "minerva_math"),
-     ("olympiadbench", "olympiadbench"), ("arc_challenge", "arc_challenge"), ("mmlu_pro", "mmlu_pro"), ("gsm8k_test", "gsm8k")],
+     ("olympiadbench", "olympiadbench"), ("arc_challenge", "arc_challenge"), ("mmlu_pro", "mmlu_pro"),
+     ("gsm8k_test", "gsm8k")],
 )  # fmt: skip
 def test_every_gold_answer_grades_itself_right(file, name):
     questions = load_benchmark(name, data=str(HANDED / f"{file}.jsonl"))
-    letters = ["ABCDEFGHIJ"[: len(q.choices)] for q in questions]
-    wrong = [q.id for q, l in zip(questions, letters) if not grade(f"So it is $\\boxed{{{q.answer}}}$.", q.answer, l)[1]]
-    assert wrong == []
+    graded = {q.id: grade(f"So it is $\\boxed{{{q.answer}}}$.", q.answer, LETTERS[: len(q.choices)]) for q in questions}
+    assert [id for id, (_, right) in graded.items() if not right] == []
 
 
 # --------------------------------------------------------------------------------------- figures

@@ -38,7 +38,12 @@ def test_wilson_ends_are_where_the_score_test_just_accepts():
 
 def test_wilson_published_values():
     # Newcombe 1998, "Two-sided confidence intervals for the single proportion", table I, method 3
-    for successes, n, low, high in [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0, 0.1611), (1, 29, 0.0061, 0.1718)]:
+    for successes, n, low, high in [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ]:
         assert (wilson(successes, n).low, wilson(successes, n).high) == pytest.approx((low, high), abs=6e-5)
 
 
@@ -57,7 +62,9 @@ def test_wilson_coverage_exactly_summed():
     assert min(coverage) > 0.91 and fmean(coverage) == pytest.approx(0.95, abs=0.012)
 
 
-@pytest.mark.parametrize("df, t", [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (7, 2.3646), (29, 2.0452), (120, 1.9799)])
+@pytest.mark.parametrize(
+    "df, t", [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (7, 2.3646), (29, 2.0452), (120, 1.9799)]
+)
 def test_student_t_against_the_printed_table(df, t):
     assert student_t(df) == pytest.approx(t, abs=5e-5)
 
@@ -115,7 +122,10 @@ def test_mean_interval_by_hand_and_its_coverage_with_five_seeds():
     assert interval.low == pytest.approx(3 - 2.7764 * math.sqrt(2.5 / 5), abs=1e-4)
     assert mean_interval([2.0]).high == math.inf
     rng = random.Random(0)
-    hits = [abs((i := mean_interval([rng.gauss(0.3, 2) for _ in range(5)])).value - 0.3) <= i.high - i.value for _ in range(3000)]
+    hits = [
+        abs((i := mean_interval([rng.gauss(0.3, 2) for _ in range(5)])).value - 0.3) <= i.high - i.value
+        for _ in range(3000)
+    ]
     assert fmean(hits) == pytest.approx(0.95, abs=0.012)
 
 
@@ -184,7 +194,10 @@ def test_sign_flip_against_enumeration():
     rng = random.Random(1)
     for _ in range(30):
         differences = [Fraction(rng.randint(-4, 4), rng.choice([1, 2, 3])) for _ in range(rng.randint(1, 9))]
-        sums = [sum(s * d for s, d in zip(signs, differences)) for signs in itertools.product([1, -1], repeat=len(differences))]
+        sums = [
+            sum(s * d for s, d in zip(signs, differences, strict=True))
+            for signs in itertools.product([1, -1], repeat=len(differences))
+        ]
         brute = fmean(abs(s) >= abs(sum(differences)) for s in sums)
         assert sign_flip_p(differences) == pytest.approx(brute)
     assert sign_flip_p([]) == 1.0 and sign_flip_p([0, 0]) == 1.0
@@ -248,7 +261,9 @@ def test_paired_seeds():
     a, b = [0.50, 0.62, 0.41, 0.58, 0.47, 0.66, 0.53, 0.60], [0.55, 0.66, 0.50, 0.60, 0.55, 0.69, 0.57, 0.68]
     result = paired_seeds(a, b)
     assert result.p == 2 / 2**8 and (result.wins, result.losses) == (8, 0)
-    assert result.difference.low > 0 and mean_interval(a).high > mean_interval(b).low  # pairing removes the seeds' spread
+    assert (
+        result.difference.low > 0 and mean_interval(a).high > mean_interval(b).low
+    )  # pairing removes the seeds' spread
     rng, hits = random.Random(2), 0
     for _ in range(1500):
         level = [rng.gauss(0.5, 0.2) for _ in range(6)]
