@@ -35,7 +35,7 @@ from nano_exgrpo.config import TrainConfig, parse_train_config, to_dict
 from nano_exgrpo.evaluate import Evaluation, evaluate, is_out_of_memory
 from nano_exgrpo.loss import exgrpo_loss, group_advantages
 from nano_exgrpo.policy import Policy, enable_gradient_checkpointing, encode_prompt, end_of_turn, load_policy, mean_entropies, resolve_device, token_batches, token_logprobs
-from nano_exgrpo.questions import InputError, Question, QuestionSampler, load_questions, read_jsonl, split_held_out, sum_questions
+from nano_exgrpo.questions import InputError, Question, QuestionSampler, load_questions, mislabel, read_jsonl, split_held_out, sum_questions
 from nano_exgrpo.replay import ReplayBuffer
 from nano_exgrpo.rollout import Trajectory, rollout
 from nano_exgrpo.runlog import append_lines, claim_run, open_run, plot_curves, read_lines, rewind, write_config
@@ -120,6 +120,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
         fresh = sampler.draw(config.questions_per_step - len(replayed_ids), skip={*buffer.retired, *replayed_ids})
         # 3. Trajectory selection: of each replayed question's successes, the one that the policy is surest of.
         chosen = choose_trajectories(policy, buffer, replayed_ids, config)
+        scored_tokens = sum(len(t.response_ids) for id in replayed_ids for t in buffer.stored[id])
         clock.lap("choose")
 
         # 4. Rollouts. K for a fresh question, K − 1 beside a replayed trajectory.
@@ -181,6 +182,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
             "buffer/buckets": {k: len(ids) for k, ids in buffer.eligible().items()},
             "rollouts": len(new),
             "num_tokens": tokens_seen,
+            "scored_tokens": scored_tokens if config.trajectory_choice != "random" else 0,
             "epoch": sampler.epoch,
         }
         last = step == config.steps
@@ -336,6 +338,7 @@ def update_policy(
         "approx_kl": per("approx_kl", "fresh_tokens"),
         "replay/weight_mean": per("replay_weight", "replay_tokens"),
         "replay/ratio_mean": per("replay_ratio", "replay_tokens"),
+        "trained_tokens": totals["tokens"],
         "trained_rows": sum(map(len, rows_of)) / advantages.numel(),
     }
 
@@ -383,13 +386,22 @@ def describe(policy: Policy, groups: Sequence[Sequence[Trajectory]], config: Tra
 def load_data(config: TrainConfig) -> tuple[list[Question], list[Question]]:
     """(training questions, held-out questions)."""
     if not config.data:
-        terms = (config.toy_fewest_terms, config.toy_most_terms)
-        questions = sum_questions(config.toy_questions + config.held_out, seed=config.seed, terms=terms)
+        questions = toy_sums(config)
     else:
         questions = load_questions(
             config.data, question_field=config.question_field, answer_field=config.answer_field, split=config.split
         )
-    return split_held_out(questions, config.held_out, seed=config.seed)
+    train_questions, held_out = split_held_out(questions, config.held_out, seed=config.seed)
+    return mislabel(train_questions, config.wrong_answers, seed=config.seed), held_out
+
+
+def toy_sums(config: TrainConfig) -> list[Question]:
+    return sum_questions(
+        config.toy_questions + config.held_out,
+        seed=config.seed,
+        terms=(config.toy_fewest_terms, config.toy_most_terms),
+        largest=config.toy_largest,
+    )
 
 
 def encode_prompts(policy: Policy, questions: Sequence[Question], config: TrainConfig) -> dict[str, Tensor]:
@@ -416,14 +428,15 @@ def start_policy(config: TrainConfig, device: torch.device, stop: StopRequest) -
     if is_toy and config.warmup_cache and (cache / "config.json").exists():
         print(f"warmed-up policy from {cache} (--no-warmup-cache to make it anew)")
         return load_policy(str(cache), device=device)
-    policy = toy.build_policy(seed=config.seed, device=device) if is_toy else load_policy(config.model, device=device)
+    if is_toy:
+        policy = toy.build_policy(seed=config.seed, device=device, hidden=config.toy_hidden, layers=config.toy_layers)
+    else:
+        policy = load_policy(config.model, device=device)
     if not config.warmup_steps:
         return policy
     if is_toy:
-        terms = (config.toy_fewest_terms, config.toy_most_terms)
-        asked = sum_questions(config.toy_questions + config.held_out, seed=config.seed, terms=terms)
-        asked, _ = split_held_out(asked, config.held_out, seed=config.seed)
-        pairs = toy.demonstrations(asked, reasoning=config.toy_reasoning, seed=config.seed)
+        asked, _ = split_held_out(toy_sums(config), config.held_out, seed=config.seed)
+        pairs = toy.demonstrations(asked, reasoning=config.toy_reasoning, seed=config.seed, largest=config.toy_largest)
     elif config.warmup_data:
         pairs = []
         for where, row in read_jsonl(config.warmup_data):

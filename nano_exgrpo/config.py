@@ -59,6 +59,7 @@ class TrainConfig:
     temperature: float = setting(1.0, "sampling temperature of rollouts; the trained distribution is the sampled one", paper=1.0)
     max_prompt_length: int = setting(1024, "tokens; longer prompts are skipped and counted", paper=1024)
     max_response_length: int = setting(1024, "L, tokens; also the loss's constant length", paper=8192)
+    wrong_answers: float = setting(0.0, "share of the training questions whose answer is replaced by another question's: label noise, for studies")
     # ---- optimisation
     updates_per_step: int = setting(1, "optimiser steps a batch, each on its share of the groups", paper=2)
     lr: float = setting(1e-6, "learning rate, constant", paper=1e-6)
@@ -81,7 +82,10 @@ class TrainConfig:
     toy_questions: int = setting(1000, "training questions")
     toy_fewest_terms: int = setting(2, "fewest terms of a sum")
     toy_most_terms: int = setting(5, "most terms of a sum")
+    toy_largest: int = setting(9, "every term of a sum lies in 1..largest")
     toy_reasoning: float = setting(0.2, "share of the demonstrations that reason; the rest guess")
+    toy_hidden: int = setting(96, "width of the toy policy")
+    toy_layers: int = setting(3, "layers of the toy policy")
     # ---- the run
     seed: int = setting(0, "seed of everything random")
     run: str = setting("", "run folder; empty: runs/<model>-<algo>-seed<seed>")
@@ -249,10 +253,13 @@ def validate(config: TrainConfig) -> None:
     need(config.weight_decay >= 0, "weight_decay", "0 or more")
     need(0 <= config.seed < 2**63, "seed", "between 0 and 2**63 - 1")
     need(0 <= config.toy_reasoning <= 1, "toy_reasoning", "between 0 and 1")
-    need(config.toy_most_terms <= 11, "toy_most_terms", "at most 11: the toy has no token for sums above 99")
+    most_terms = 99 // max(1, config.toy_largest)
+    need(config.toy_most_terms <= most_terms, "toy_most_terms", f"at most {most_terms}: the toy has no token for sums above 99")
+    need(0 <= config.wrong_answers <= 1, "wrong_answers", "between 0 and 1")
     for name in (
         "questions_per_step", "updates_per_step", "max_prompt_length", "max_response_length", "train_batch_tokens",
-        "rollout_batch", "logits_megabytes", "held_out", "eval_samples", "toy_questions", "warmup_batch",
+        "rollout_batch", "logits_megabytes", "held_out", "eval_samples", "toy_questions", "toy_largest",
+        "toy_hidden", "toy_layers", "warmup_batch",
     ):  # fmt: skip
         need(getattr(config, name) >= 1, name, "at least 1")
     for name in ("steps", "eval_every", "save_every", "warmup_steps", "max_per_question", "threads"):

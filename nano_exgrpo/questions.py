@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +194,19 @@ def split_held_out(questions: list[Question], count: int, *, seed: int) -> tuple
     if not train:
         raise InputError(f"{len(questions)} questions are too few to hold {count} out; lower --held-out")
     return train, held_out
+
+
+def mislabel(questions: list[Question], share: float, *, seed: int) -> list[Question]:
+    """The same questions, `share` of them with the answer of another one, as label noise (its source ends in
+    "mislabelled"). A question for which 20 draws find no different answer keeps its own."""
+    rng = random.Random(seed)
+    chosen = set(rng.sample(range(len(questions)), round(share * len(questions))))
+    noisy = []
+    for i, question in enumerate(questions):
+        others = (rng.choice(questions).answer for _ in range(20)) if i in chosen else ()
+        wrong = next((answer for answer in others if answer != question.answer), None)
+        noisy.append(question if wrong is None else replace(question, answer=wrong, source=f"{question.source} mislabelled"))
+    return noisy
 
 
 class QuestionSampler:

@@ -78,10 +78,10 @@ def build_policy(*, seed: int, device: torch.device | str = "cpu", hidden: int =
     return make_policy(model.to(device), tokenizer)
 
 
-def demonstrations(questions: Sequence[Question], *, reasoning: float, seed: int) -> list[tuple[str, str]]:
+def demonstrations(questions: Sequence[Question], *, reasoning: float, seed: int, largest: int = 9) -> list[tuple[str, str]]:
     r"""(prompt, response) pairs, one a question: a share `reasoning` of them reasons, the rest guesses.
 
-    A guess is drawn uniformly from all sums that so many terms of 1..9 can have: it tells the reader
+    A guess is drawn uniformly from all sums that so many terms of 1..largest can have: it tells the reader
     nothing but the range. Reasoning of "3 + 8 + 5" reads "11 16 \boxed{ 16 }".
     """
     rng = random.Random(seed)
@@ -92,7 +92,7 @@ def demonstrations(questions: Sequence[Question], *, reasoning: float, seed: int
             running = [sum(numbers[:i]) for i in range(2, len(numbers) + 1)]
             steps, answer = " ".join(map(str, running)) + " ", sum(numbers)
         else:
-            steps, answer = "", rng.randint(len(numbers), 9 * len(numbers))
+            steps, answer = "", rng.randint(len(numbers), largest * len(numbers))
         pairs.append((question.prompt, f"{steps}\\boxed{{ {answer} }}"))
     return pairs
 
