@@ -12,6 +12,7 @@ the first source, which is why `paired_difference` sees what two overlapping int
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -258,28 +259,31 @@ def sign_flip_p(differences: Sequence[Fraction | int]) -> float:
     """Two-sided p of the sign-flip (paired permutation) test: were A and B exchangeable on every question, each
     difference would have had either sign with chance ½; p = P(|Σ ±d| ≥ |Σ d|).
 
-    Exact, by counting the sums over all 2^n sign patterns: many questions are cheap because their differences
-    share a denominator. Beyond a million distinct sums (dozens of incommensurable values) it uses the normal
-    approximation with the same variance.
+    Exact, by counting the sums over all 2^n sign patterns: thousands of questions are cheap because their
+    differences share a denominator. Beyond a million distinct sums (dozens of incommensurable values) it uses the
+    normal approximation with the same variance.
 
     >>> sign_flip_p([1] * 5 + [0] * 9), sign_flip_p([1, -1])
     (0.0625, 1.0)
     """
     sizes = [abs(Fraction(d)) for d in differences if d]
     scale = math.lcm(*(d.denominator for d in sizes)) if sizes else 1
-    units = sorted(int(d * scale) for d in sizes)
     observed = abs(int(sum(differences) * scale))
-    sums = {0: 1}
-    for unit in units:
+    sums = {0: 1}  # how many sign patterns of the differences seen so far have this sum
+    for unit, many in Counter(int(d * scale) for d in sizes).items():
+        patterns, ways = [], 1  # (step, C(many, plus)): `plus` of the `many` equal ones have a positive sign
+        for plus in range(many + 1):
+            patterns.append((unit * (2 * plus - many), ways))
+            ways = ways * (many - plus) // (plus + 1)
         grown: dict[int, int] = {}
         for total, count in sums.items():
-            grown[total + unit] = grown.get(total + unit, 0) + count
-            grown[total - unit] = grown.get(total - unit, 0) + count
+            for step, ways in patterns:
+                grown[total + step] = grown.get(total + step, 0) + count * ways
         sums = grown
         if len(sums) > 1_000_000:
             return 2 * (1 - NormalDist().cdf(abs(float(sum(differences))) / math.hypot(*map(float, sizes))))
     extreme = sum(count for total, count in sums.items() if abs(total) >= observed)
-    return float(Fraction(extreme, 2 ** len(units)))
+    return float(Fraction(extreme, 2 ** len(sizes)))
 
 
 def _exact_mean(verdicts: Sequence[float]) -> Fraction:
