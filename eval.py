@@ -146,7 +146,10 @@ def generate(
                 make_generation(task.name, task.questions[question], sample, trajectory)
                 for (question, sample), trajectory in zip(rows, trajectories, strict=True)
             ]
-            append_lines(folder / "generations.jsonl", map(dataclasses.asdict, fresh))
+            try:
+                append_lines(folder / "generations.jsonl", map(dataclasses.asdict, fresh))
+            except OSError as error:
+                raise InputError(f"{folder} cannot be written: {error}; the same command goes on once it can") from None
             generations.update(zip(keys(rows), fresh, strict=True))
             correct += sum(g.correct for g in fresh)
             tokens += sum(g.tokens for g in fresh)

@@ -114,6 +114,24 @@ def test_interrupted_and_continued_equals_uninterrupted(run, tmp_path, monkeypat
     assert _call(*arguments, "--out", tmp_path / "parts") == 0
 
 
+def test_a_full_disk_is_one_sentence_and_loses_nothing(run, monkeypatch, capsys):
+    real, calls = script.append_lines, []
+
+    def append_lines(path, rows):
+        calls.append(path)
+        if len(calls) > 1:
+            raise OSError(28, "No space left on device")
+        real(path, rows)
+
+    monkeypatch.setattr(script, "append_lines", append_lines)
+    assert _call("--model", run, "--batch-tokens", "300") == 2
+    assert "No space left on device; the same command goes on" in capsys.readouterr().err
+    kept = _lines(run / "eval")
+    monkeypatch.setattr(script, "append_lines", real)
+    assert _call("--model", run, "--batch-tokens", "300") == 0
+    assert 0 < len(kept) < 30 and set(kept) < set(_lines(run / "eval"))
+
+
 def test_other_settings_or_weights_are_not_mixed_in(run, capsys):
     assert _call("--model", run) == 0
     assert _call("--model", run, "--temperature", "1") == 2
