@@ -116,7 +116,7 @@ def _compare(gold: str, answer: str) -> tuple[bool, str]:
     """(verdict, reason); imported lazily, since most answers are plain numbers."""
     from nano_exgrpo.equality import Judge
     from nano_exgrpo.latex import MAX_CHARS, ParseError, parse_tokens
-    from nano_exgrpo.text import choice_readings, same_words
+    from nano_exgrpo.words import choice_readings, same_words
     from nano_exgrpo.tokens import AMBIGUOUS_COMMA, tokenize
 
     if max(len(gold), len(answer)) > MAX_CHARS:

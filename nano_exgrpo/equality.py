@@ -23,7 +23,7 @@ from nano_exgrpo.latex import Based, Matrix, Node, Num, Op, Quantity, Ratio, Rel
 from nano_exgrpo.units import SINGLE_LETTERS
 from nano_exgrpo.values import DIGITS, NOISE, Evaluator, Undefined, context, names_of
 
-BUDGET = 6_000              # work units of one verdict, about 5 microseconds each
+BUDGET = 8_000              # work units of one verdict, some 5 microseconds each
 POINTS = 7                  # random points for expressions with symbols
 WHOLE_POINTS = 41           # whole numbers for expressions with floors: all from 1 to 41
 MAX_ITEMS = 64              # of a list or set

@@ -89,9 +89,11 @@ def to_ascii(text: str) -> str:
     return "".join(char if char.isascii() else _plain(char) for char in text)
 
 
-# ------------------------------------------------------------------------------------------------ command tables
+# ------------------------------------------------------------------------------------------------- what is written
+
 
 def _table(**spellings: str) -> dict[str, str]:
+    """spelling -> canonical name, from canonical="spelling spelling ..."."""
     return {spelling: canonical for canonical, line in spellings.items() for spelling in line.split()}
 
 
@@ -102,221 +104,225 @@ _OPS = {   # commands that are signs
     **dict.fromkeys("to rightarrow mapsto longrightarrow".split(), "->"),
     **dict.fromkeys("implies Rightarrow Longrightarrow iff Leftrightarrow".split(), "=>"),
     "cup": "cup", "cap": "cap", **dict.fromkeys("setminus backslash smallsetminus".split(), "setminus"),
-    **dict.fromkeys("times cdot ast".split(), "*"), "div": "/", "pm": "pm", "mp": "mp",
+    **dict.fromkeys("times cdot ast".split(), "*"), "div": "/", "slash": "/", "pm": "pm", "mp": "mp",
     "{": r"\{", "}": r"\}", "lbrace": r"\{", "rbrace": r"\}", "langle": "(", "rangle": ")", "lbrack": "[", "rbrack": "]",
-    "lparen": "(", "rparen": ")",
-    **dict.fromkeys("lvert rvert vert mid | Vert lVert rVert".split(), "|"),
-    **dict.fromkeys("lfloor rfloor lceil rceil".split()), "%": "%", "degree": "deg", "prime": "'", "colon": ":",
-    **dict.fromkeys("ldots dots cdots dotsc dotsb".split(), "..."), "&": "&", "\\": "\\\\", "land": "and", "wedge": "and",
-    "lor": "or", "vee": "or", "_": "_", "slash": "/", "top": "top", "intercal": "top",
+    "lparen": "(", "rparen": ")", **dict.fromkeys("lvert rvert vert mid | Vert lVert rVert".split(), "|"),
+    "lfloor": "lfloor", "rfloor": "rfloor", "lceil": "lceil", "rceil": "rceil", "%": "%", "degree": "deg", "circ": "circ",
+    "prime": "'", "colon": ":", **dict.fromkeys("ldots dots cdots dotsc dotsb".split(), "..."), "&": "&", "_": "_", ".": ".",
+    "land": "and", "wedge": "and", "lor": "or", "vee": "or", "top": "top", "intercal": "top",
 }
-_OPS = {command: sign or command for command, sign in _OPS.items()}
 _SYMBOLS = {*_GREEK_NAMES, *(n.capitalize() for n in _GREEK_NAMES), "hbar", "ell", "odot", "mho", "partial", "nabla",
             "star", "Re", "Im", "imath", "jmath", "oplus", "otimes", "perp", "parallel", "triangle", "square"} - {"pi"}
-_VARIANTS = _table(epsilon="varepsilon", phi="varphi", theta="vartheta", rho="varrho", sigma="varsigma", pi="varpi")
 FUNCTIONS = set("sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch arcsinh arccosh "
-                "arctanh ln log lg exp sqrt min max gcd lcm det factorial binom floor ceil abs sgn arg".split())
-_COMMANDS = FUNCTIONS | {"pi", "infty", "emptyset", "frac", "binom", "overline", "hat", "dot", "ddot", "tilde", "bar",
-                         "sum", "prod", "int", "lim", "angle", "choose", "pmod", "bmod", "mod", "boxed", "over", "cbrt"}
-_ALIASES = _table(frac="dfrac tfrac cfrac", binom="dbinom tbinom", emptyset="varnothing", overline="overbar", hat="widehat",
-                  tilde="widetilde", csc="cosec", cot="ctg", tan="tg", arctan="arctg atan", arcsin="asin", arccos="acos",
-                  arcsinh="asinh arsinh", arccosh="acosh arcosh", arctanh="atanh artanh", infty="infinity inf oo",
-                  int="iint oint", sgn="sign", ceil="ceiling", binom_="", lim="limit", angle="measuredangle")
+                "arctanh ln log lg exp sqrt cbrt min max gcd lcm det factorial binom floor ceil abs sgn arg".split())
+_COMMANDS = FUNCTIONS | {"pi", "infty", "emptyset", "frac", "overline", "hat", "dot", "ddot", "tilde", "bar", "sum", "prod",
+                         "int", "lim", "angle", "choose", "pmod", "bmod", "mod", "over", "reals"}
+_ALIASES = _table(
+    frac="dfrac tfrac cfrac", binom="dbinom tbinom", emptyset="varnothing", overline="overbar", hat="widehat", tilde="widetilde",
+    csc="cosec", cot="ctg", tan="tg", arctan="arctg atan", arcsin="asin", arccos="acos", arcsinh="asinh arsinh",
+    arccosh="acosh arcosh", arctanh="atanh artanh", infty="infinity inf oo", int="iint oint", sgn="sign", ceil="ceiling",
+    lim="limit", angle="measuredangle", epsilon="varepsilon", phi="varphi", theta="vartheta", rho="varrho", sigma="varsigma",
+    pi="varpi", reals="R Reals real")
 # Plain-text names that are read without a backslash (`2*pi*r`, `sqrt(5)`, `np.arcsin(x)`).
 _BARE = {name: name for name in FUNCTIONS | {"pi"}} | {s: c for s, c in _ALIASES.items() if c in FUNCTIONS or c == "infty"}
 _BARE |= {name: name for name in ("theta", "alpha", "beta", "gamma", "lambda", "omega", "sigma", "delta")}
-_BARE_PREFIX = re.compile("|".join(sorted((n for n in _BARE if n not in
-                          {"oo", "inf", "min", "max", "arg", "sign", "det", "abs", "lg", "tg"}), key=len, reverse=True)))
+# ... and those of them that are also found inside a run of letters (`xsinx`, `2pir`).
+_INSIDE = re.compile("|".join(sorted(set(_BARE) - set("oo inf min max arg sign det abs lg tg".split()), key=len, reverse=True)))
 _LAYOUT = set("displaystyle textstyle scriptstyle left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl "
               "Biggr limits nolimits mathbf boldsymbol bm mathit mathsf mathcal mathscr mathfrak mathnormal vec overrightarrow "
-              "underline ensuremath mathop pmb Large large small bf it rm sf bold boldmath phantomsection "
-              "mathord mathrel mathbin mathopen mathclose therefore because framebox nonumber notag hfill hline centering boxed fbox".split())
-_SPACING = set("( ) [ ] , ; : ! > quad qquad enspace thinspace medspace thickspace negthinspace nobreakspace ~".split()) | {" ", "\n", "\t"}
-_DROP_WITH_ARGUMENT = set("color tag label phantom hphantom vphantom hspace vspace mspace hskip".split())
-_DROP_FIRST_ARGUMENT = {"textcolor", "colorbox", "fcolorbox"}
+              "underline ensuremath mathop pmb Large large small bf it rm sf bold boldmath mathord mathrel mathbin mathopen "
+              "mathclose therefore because nonumber notag hfill hline centering boxed fbox framebox quad qquad enspace "
+              "thinspace medspace thickspace negthinspace nobreakspace".split()) | set("()[],;:!> \n\t~")
+_DROP_WITH_ARGUMENT = set("color textcolor colorbox fcolorbox tag label phantom hphantom vphantom hspace vspace mspace hskip".split())
 _TEXT = set("text textbf textit textrm textsf texttt textnormal textup mbox hbox emph operatorname mathrm mathtt textsc".split())
-WORD_OPS = {"and": "and", "or": "or"}
 
 # ------------------------------------------------------------------------------------------------------- the lexer
 
-_SEPARATOR = r"(?:,|\{,\}|,\\!\s*|\\[,;:]|\\?[ ]|~)"
-_DIGITS = rf"(?:\d{{1,3}}(?:{_SEPARATOR}\d{{3}})+(?!\d)(?!\s*/)|\d+)"
-_DIGITS_LIST = r"(?:\d{1,3}(?:(?:\{,\}|,\\!\s*|\\,)\d{3})+(?!\d)|\d+)"
+_THIN = r"\{,\}|,\\!\s*|\\,"                                     # thousands marks that cannot separate two numbers
+_DIGITS = rf"(?:\d{{1,3}}(?:(?:{_THIN}|,|\\[;:]|\\?[ ]|~)\d{{3}})+(?!\d)(?!\s*/)|\d+)"
+_DIGITS_LIST = rf"(?:\d{{1,3}}(?:(?:{_THIN})\d{{3}})+(?!\d)|\d+)"
+AMBIGUOUS_COMMA = re.compile(r"(?<!\d)\d{1,3}(?:,\d{3})+(?!\d)")   # 1,234: one number or two
 
 
 def _numeral(digits: str) -> re.Pattern[str]:
-    """Digits, then a repeating decimal (`.1\overline{6}`, `.1666...`, `.(3)`) or decimals or none, then an exponent."""
+    """Digits, then a repeating decimal (`.1\\overline{6}`, `.1666...`, `.(3)`) or decimals or none, then an exponent."""
     return re.compile(rf"""(?P<whole>{digits})?
         (?: \.(?P<head>\d{{0,40}}) (?: \\(?:overline|bar|dot)\s*(?:\{{(?P<over>\d+)\}}|(?P<over1>\d)) | \((?P<over2>\d+)\)(?=\s*$) )
           | \.(?P<head2>\d{{0,6}}?) (?P<block>\d{{1,6}}?)(?P=block)+ \s*(?:\\[lc]?dots|\.\.\.+)
           | (?P<decimals>\.\d*) )?
-        (?:[eE](?P<exponent>[+-]?\d+)(?![\d.]))?""", re.VERBOSE)
+        (?:[eE](?P<exponent>[+-]?\d{{1,9}})(?![\d.]))?""", re.VERBOSE)
 
 
 _NUMERAL, _NUMERAL_LIST = _numeral(_DIGITS), _numeral(_DIGITS_LIST)
-AMBIGUOUS_COMMA = re.compile(r"(?<!\d)\d{1,3}(?:,\d{3})+(?!\d)")   # 1,234: one number or two
-_COMMAND = re.compile(r"\\(?:[a-zA-Z]+\*?|.)", re.DOTALL)
+_COMMAND = re.compile(r"\\([a-zA-Z]+|.)\*?", re.DOTALL)
 _SIGNS = re.compile(r"\*\*|<=|>=|!=|==|->|=>|\.\.\.+|[-+*/^_()\[\]{}|,;:.=<>!'%&]")
 _LETTERS = re.compile(r"[A-Za-z]+")
-_GROUP = re.compile(r"\s*(\[[^\]]*\])?\s*\{([^{}]*)\}")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_OPEN = re.compile(r"\s*(?:\[[^\]]*\]\s*)?\{")
+_SKIP = re.compile(r"[\s~$`\"]+")
+_BLACKBOARD = re.compile(r"\s*\{?\s*([A-Z])\s*\}?")
+_NEGATED = re.compile(r"\s*(=|\\in\b)")
+_ROW_SPACE = re.compile(r"\s*\[\s*-?[\d.]+\s*[a-z]{2}\s*\]")
+_COLUMNS = re.compile(r"\s*\{[lcr|@{}\s]*\}")
+MAX_TEXT_DEPTH = 10
 
 
-def _as_num(match: re.Match[str]) -> Token:
-    whole = re.sub(r"\D", "", match["whole"] or "")
-    repeat = match["over"] or match["over1"] or match["over2"] or match["block"]
-    decimals, exponent = match["decimals"], match["exponent"]
-    if repeat is not None:
-        head = match["head"] or match["head2"] or ""
-        scale = 10 ** len(head)
-        value = Fraction(int((whole or "0") + head), scale) + Fraction(int(repeat), scale * (10 ** len(repeat) - 1))
-        return Token("num", f"{whole}.{head}({repeat})", value)
-    if exponent and abs(int(exponent[-9:])) + 10 ** 4 * (len(exponent) > 9) > MAX_EXPONENT:
-        return Token("bad", match[0])
-    fraction = (decimals or ".")[1:]
-    value = Fraction(int(whole + fraction or "0"), 10 ** len(fraction))
-    if exponent:
-        value *= Fraction(10) ** int(exponent)
-    digits = len((whole + fraction).lstrip("0")) if fraction or exponent else 0
-    text = whole + (f".{fraction}" if fraction else "") + (f"e{int(exponent)}" if exponent else "")
-    return Token("num", text, value, digits)
+class _Lexer:
+    """One pass over a text from left to right; each method reads one kind of thing at `at` and steps over it."""
 
+    def __init__(self, text: str, lists: bool, depth: int = 0):
+        self.text, self.lists, self.depth = text, lists, depth
+        self.numeral = _NUMERAL_LIST if lists else _NUMERAL
+        self.at = 0
+        self.out: list[Token] = []
 
-def _braced(text: str, at: int) -> int:
-    """The index after the `}` that closes the `{` at `at`; -1 if none does."""
-    depth = 0
-    for match in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, at):
-        depth += {"{": 1, "}": -1}.get(match[0], 0)
-        if depth == 0:
-            return match.end()
-    return -1
-
-
-def _text_tokens(content: str, command: str, lists: bool, depth: int) -> list[Token]:
-    """The tokens of the argument of `\\text`: words are words, all else is read as usual."""
-    roman = command in ("mathrm", "operatorname")
-    out: list[Token] = []
-    for token in _scan(content.replace("~", " "), lists, depth + 1):
-        if token.kind == "word":
-            out.append(Token("text", token.text if token.text in ("AM", "PM") else token.text.lower()))
-        elif token.kind == "name" and token.text.isalpha() and token.text not in "eid":
-            out.append(Token("roman", token.text))               # \mathrm{m}: metre or m, the parser decides
-        elif token.kind == "cmd" and token.text in ("min", "max", "sec", "deg") and not roman:
-            out.append(Token("text", token.text))
-        else:
-            out.append(token)
-    return out
-
-
-def _scan(text: str, lists: bool, depth: int = 0) -> list[Token]:
-    numeral = _NUMERAL_LIST if lists else _NUMERAL
-    out: list[Token] = []
-    at, end = 0, len(text)
-    if depth > 20:
-        return [Token("bad", "nesting")]
-    while at < end:
-        char = text[at]
-        if char.isspace() or char in "~$`\"\x0b":
-            at += 1
-        elif char.isdigit() or char == "." and text[at + 1:at + 2].isdigit():
-            match = numeral.match(text, at)
-            out.append(_as_num(match))
-            at = match.end()
-        elif char == "\\":
-            match = _COMMAND.match(text, at)
-            if match is None:
-                return out + [Token("bad", "\\")]
-            name, at = match[0][1:].rstrip("*"), match.end()
-            if name in _TEXT:
-                opened = re.compile(r"\s*\{").match(text, at)
-                closed = _braced(text, opened.end() - 1) if opened else -1
-                if closed < 0:
-                    out.append(Token("bad", name))
-                    continue
-                content = text[opened.end():closed - 1]
-                known = name == "operatorname" and (_BARE.get(content.strip()) or content.strip())
-                out += ([Token("cmd", known)] if known in FUNCTIONS else _text_tokens(content, name, lists, depth))
-                at = closed
-            elif name in ("begin", "end"):
-                group = _GROUP.match(text, at)
-                out.append(Token("cmd", f"{name} {group[2].strip('*')}") if group else Token("bad", name))
-                at = group.end() if group else at
-                if group and name == "begin" and group[2].startswith("array"):   # \begin{array}{cc|c}
-                    columns = re.compile(r"\s*\{[lcr|@{}\s]*\}").match(text, at)
-                    at = columns.end() if columns else at
-            elif name in _DROP_WITH_ARGUMENT or name in _DROP_FIRST_ARGUMENT:
-                opened = re.compile(r"\s*\{").match(text, at)
-                at = _braced(text, opened.end() - 1) if opened else at
-                if at < 0:
-                    return out + [Token("bad", name)]
-            elif name in ("left", "right") and text[at:at + 1] == ".":
-                at += 1
-            elif name == "mathbb":
-                group = re.compile(r"\s*\{?\s*([A-Z])\s*\}?").match(text, at)
-                out.append(Token("cmd", "reals") if group and group[1] == "R" else
-                           Token("name", f"\\mathbb{group[1]}") if group else Token("bad", name))
-                at = group.end() if group else at
-            elif name == "\\":
-                skip = re.compile(r"\s*\[\s*-?[\d.]+\s*[a-z]{2}\s*\]").match(text, at)   # \\[4pt]
-                at = skip.end() if skip else at
-                out.append(Token("op", "\\\\"))
-            elif name == "not":
-                negated = re.compile(r"\s*(=|\\in\b)").match(text, at)
-                out.append(Token("op", {"=": "!="}.get(negated[1], "notin")) if negated else Token("bad", name))
-                at = negated.end() if negated else at
-            elif name == "$":
-                out.append(Token("text", "$"))
-            elif name in ("R", "reals", "Reals", "real"):
-                out.append(Token("cmd", "reals"))
-            elif name not in _LAYOUT and name not in _SPACING:
-                out.append(_command(name))
-        elif char.isalpha() and char.isascii():
-            match = _LETTERS.match(text, at)
-            run, at = match[0], match.end()
-            if run == "np" and text[at:at + 1] == ".":            # np.arcsin
-                at += 1
-            elif len(run) == 1:
-                out.append(Token("name", run))
-            elif run in ("and", "or"):
-                out.append(Token("op", run))
-            elif len(run) > 3 and text[at - len(run) - 1:at - len(run)] == " " and _is_word_after_number(run, out):
-                out.append(Token("text", run))
-            elif run in _BARE:
-                out.append(_command(_BARE[run]))
+    def run(self) -> list[Token]:
+        while self.at < len(self.text):
+            char = self.text[self.at]
+            if match := _SKIP.match(self.text, self.at):
+                self.at = match.end()
+            elif char.isdigit() or char == "." and self.text[self.at + 1:self.at + 2].isdigit():
+                self.read_number()
+            elif char == "\\":
+                self.read_command()
+            elif match := _LETTERS.match(self.text, self.at):
+                self.read_letters(match[0])
+            elif match := _SIGNS.match(self.text, self.at):
+                self.at = match.end()
+                sign = "..." if match[0].startswith("...") else match[0]
+                self.add("op", {"**": "^", "==": "="}.get(sign, sign))
             else:
-                out.append(Token("word", run))
-        elif match := _SIGNS.match(text, at):
-            sign = {"**": "^", "!=": "!=", "==": "="}.get(match[0], match[0])
-            out.append(Token("op", "..." if sign.startswith("...") else sign))
-            at = match.end()
+                self.at += 1
+                self.add("text" if char in "€£¥" else "bad", char)
+        return self.out
+
+    def add(self, kind: str, text: str) -> None:
+        self.out.append(Token(kind, text))
+
+    def step(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """Step over a pattern, if it is here."""
+        match = pattern.match(self.text, self.at)
+        self.at = match.end() if match else self.at
+        return match
+
+    def argument(self) -> str | None:
+        """Step over `{...}` and return what is inside; None, at the end of the text, if it never closes."""
+        opened = self.step(_OPEN)
+        depth = 1
+        for brace in _BRACE.finditer(self.text, self.at) if opened else ():
+            depth += {"{": 1, "}": -1}.get(brace[0], 0)
+            if depth == 0:
+                start, self.at = self.at, brace.end()
+                return self.text[start:brace.start()]
+        self.at = len(self.text)
+        return None
+
+    def read_number(self) -> None:
+        match = self.step(self.numeral)
+        whole, decimals = re.sub(r"\D", "", match["whole"] or ""), (match["decimals"] or ".")[1:]
+        exponent = int(match["exponent"] or 0)
+        if abs(exponent) > MAX_EXPONENT:
+            return self.add("bad", match[0])
+        scale = Fraction(10) ** exponent
+        repeat = match["over"] or match["over1"] or match["over2"] or match["block"]
+        if repeat is not None:
+            head = match["head"] or match["head2"] or ""
+            value = int(whole + head or "0") + Fraction(int(repeat), 10 ** len(repeat) - 1)
+            self.out.append(Token("num", f"{whole}.{head}({repeat})e{exponent}", value / 10 ** len(head) * scale))
+            return
+        value = Fraction(int(whole + decimals or "0"), 10 ** len(decimals)) * scale
+        text = whole + (f".{decimals}" if decimals else "") + (f"e{exponent}" if match["exponent"] else "")
+        self.out.append(Token("num", text, value, 0 if text == whole else len((whole + decimals).lstrip("0"))))
+
+    def read_letters(self, run: str) -> None:
+        after_number = self.out[-1:] and self.out[-1].kind == "num" and self.text[self.at - 1] == " "
+        self.at += len(run)
+        if len(run) == 1:
+            self.add("name", run)
+        elif run in ("and", "or"):
+            self.add("op", run)
+        elif run in _BARE:
+            self.out.append(_command(_BARE[run]))
+        elif run == "np" and self.text[self.at:self.at + 1] == ".":
+            self.at += 1
+        elif after_number and len(run) > 3 and run.islower() and any(c in "aeiou" for c in run):
+            self.add("text", run)                                # "12 students": a word, not a product
         else:
-            out.append(Token("text", char) if char in "€£¥" else Token("bad", char))
-            at += 1
-    return out
+            self.add("word", run)
 
+    def read_command(self) -> None:
+        match = self.step(_COMMAND)
+        name = match[1] if match else ""
+        if name in _TEXT:
+            self.read_text(name)
+        elif name in ("begin", "end"):
+            environment = (self.argument() or "?").rstrip("*")
+            self.add("cmd", f"{name} {environment}")
+            if environment == "array" and name == "begin":
+                self.step(_COLUMNS)
+        elif name in _DROP_WITH_ARGUMENT:
+            if self.argument() is None:
+                self.add("bad", name)
+        elif name in ("left", "right") and self.text[self.at:self.at + 1] == ".":
+            self.at += 1
+        elif name == "mathbb":
+            letter = self.step(_BLACKBOARD)
+            self.out.append(Token("bad", name) if letter is None else _command("reals") if letter[1] == "R" else
+                            Token("name", f"\\mathbb{letter[1]}"))
+        elif name == "\\":
+            self.step(_ROW_SPACE)
+            self.add("op", "\\\\")
+        elif name == "not":
+            negated = self.step(_NEGATED)
+            self.out.append(Token("bad", name) if negated is None else Token("op", "!=" if negated[1] == "=" else "notin"))
+        elif name == "$":
+            self.add("text", "$")
+        elif name not in _LAYOUT:
+            self.out.append(_command(name))
 
-def _is_word_after_number(run: str, before: list[Token]) -> bool:
-    """Whether a run of bare letters after a number and a space is a word (`12 students`), not a product."""
-    return before[-1:] != [] and before[-1].kind == "num" and run.islower() and run not in _BARE and any(c in "aeiou" for c in run)
+    def read_text(self, command: str) -> None:
+        """The argument of `\\text`: words are words, numbers and signs what they are, single letters `roman`."""
+        content = self.argument()
+        if content is None or self.depth == MAX_TEXT_DEPTH:
+            return self.add("bad", command)
+        if command == "operatorname" and _BARE.get(content.strip()) in FUNCTIONS:
+            return self.out.append(_command(_BARE[content.strip()]))
+        for token in _Lexer(content.replace("~", " "), self.lists, self.depth + 1).run():
+            if token.kind == "word" or token.kind == "cmd" and token.text in ("min", "max", "sec", "det", "sgn"):
+                token = Token("text", token.text.lower())
+            elif token.kind == "name" and token.text.isalpha() and token.text not in "eid":
+                token = Token("roman", token.text)               # \mathrm{m}: metre or m, the parser decides
+            self.out.append(token)
 
 
 def _command(name: str) -> Token:
-    name = _VARIANTS.get(name, name)
+    """The token of a command without its backslash."""
     name = _ALIASES.get(name, name)
-    if name == ".":
-        return Token("op", ".")
     if name in _OPS:
         return Token("op", _OPS[name])
-    if name == "circ":
-        return Token("op", "circ")
     if name in _SYMBOLS:
         return Token("name", "\\" + name)
     return Token("cmd", name) if name in _COMMANDS else Token("bad", "\\" + name)
 
 
+def split_word(word: str) -> list[Token]:
+    """A run of bare letters as the product that it then is: `xsinx` -> x, sin, x."""
+    out: list[Token] = []
+    at = 0
+    while at < len(word):
+        match = _INSIDE.match(word, at)
+        out.append(_command(_BARE[match[0]]) if match else Token("name", word[at]))
+        at = match.end() if match else at + 1
+    return out
+
+
+# ----------------------------------------------------------------------------------------------------- the interface
+
+_ANSWER_PREFIX = re.compile(r"\s*(\\text(?:bf)?\s*\{)?\s*(?:the\s+)?(?:final\s+|correct\s+)?answer\s*(?:is\b|:|=)+\s*:?\s*", re.IGNORECASE)
 _MERIDIEM = re.compile(r"\b([ap])\.\s?m\b\.?", re.IGNORECASE)
 _QUOTED = re.compile(r"(\*\*|'|\*|__|_)([^*'_]+)\1")
-_PERCENT = {"percent", "pct", "percentage", "percents"}
-_ANSWER_PREFIX = re.compile(r"^\s*(?:\\text(?:bf)?\s*\{)?\s*(?:the\s+)?(?:final\s+|correct\s+)?answer\s*(?:is\b|:|=)+\s*:?\s*", re.IGNORECASE)
+_WORD_SIGNS = {**dict.fromkeys(("percent", "percents", "percentage", "pct"), "%"), **dict.fromkeys(("degree", "degrees"), "deg"),
+               "and": "and", "or": "or"}
 
 
 def tokenize(text: str, lists: bool = False) -> list[Token]:
@@ -328,45 +334,26 @@ def tokenize(text: str, lists: bool = False) -> list[Token]:
     """
     text = to_ascii(text).strip()
     if (prefix := _ANSWER_PREFIX.match(text)) and prefix.end() < len(text):
-        text = text[prefix.end():] if "{" not in prefix[0] else prefix[0][:prefix[0].index("{") + 1] + text[prefix.end():]
+        text = (prefix[1] or "") + text[prefix.end():]
     text = _MERIDIEM.sub(r"\1m", text)
     if quoted := _QUOTED.fullmatch(text):
         text = quoted[2]
     tokens: list[Token] = []
-    for token in _scan(text, lists):
-        if token.text in _PERCENT and token.kind in ("text", "word"):
-            token = Token("op", "%")
-        elif token.kind == "text" and token.text in ("and", "or"):
-            token = Token("op", token.text)
-        elif token.kind in ("text", "word") and token.text in ("degree", "degrees", "deg"):
-            token = Token("op", "deg")
-        elif token.text == "circ":                               # ^\circ and ^{\circ}
-            if tokens and tokens[-1].text == "^":
-                tokens.pop()
-                token = Token("op", "deg")
-            elif len(tokens) > 1 and tokens[-1].text == "{" and tokens[-2].text == "^":
-                del tokens[-2:]
-                token = Token("op", "deg}")                      # swallows the "}" that follows
-            else:
+    closes = False                                                # whether the "}" of ^{\circ} is still to come
+    for token in _Lexer(text, lists).run():
+        if token.kind in ("text", "word") and token.text in _WORD_SIGNS:
+            token = Token("op", _WORD_SIGNS[token.text])
+        elif token.text == "circ":                                # ^\circ and ^{\circ} are degrees
+            closes = [t.text for t in tokens[-2:]] == ["^", "{"]
+            if not closes and (not tokens or tokens[-1].text != "^"):
                 token = Token("bad", "circ")
-        elif token.text == "}" and tokens and tokens[-1].text == "deg}":
-            tokens[-1] = Token("op", "deg")
+            else:
+                del tokens[-2 if closes else -1:]
+                token = Token("op", "deg")
+        elif closes and token.text == "}":
+            closes = False
             continue
         tokens.append(token)
     while tokens and tokens[-1].text in (".", ",", ";"):
         tokens.pop()
     return tokens + [Token("end", "")]
-
-
-def split_word(word: str) -> list[Token]:
-    """A run of bare letters as the product that it then is: `xsinx` -> x, sin, x."""
-    out: list[Token] = []
-    at = 0
-    while at < len(word):
-        if match := _BARE_PREFIX.match(word, at):
-            out.append(_command(_BARE[match[0]]))
-            at = match.end()
-        else:
-            out.append(Token("name", word[at]))
-            at += 1
-    return out

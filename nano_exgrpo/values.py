@@ -125,6 +125,7 @@ class Evaluator:
         Raises:
             Undefined: no value here (a pole, 0/0, log 0, a container, a bound reached).
         """
+        self.spend(1)
         if isinstance(node, Num):
             return node.value
         if isinstance(node, Sym):
@@ -134,7 +135,6 @@ class Evaluator:
             return sample(node.name, self.index, self.whole) if found is None else found
         if not isinstance(node, Op):
             raise Undefined("not a number")
-        self.spend(1)
         head, args = node.head, node.args
         if head in ("sum", "prod", "int", "lim"):
             return self.big(head, *args)
