@@ -1,0 +1,253 @@
+#!/usr/bin/env python
+"""Does experience help? The paper's studies on the toy, over seeds, with paired statistics.
+
+    python study.py compare                     GRPO against ExGRPO, at equal fresh rollouts and equal compute
+    python study.py ablations                   one part of the method changed at a time
+    python study.py regimes                     where replay helps, where it does not, where it hurts
+    python study.py preliminary                 entropy of right and wrong reasoning; the buffer over time
+    python study.py compare --seeds 2 --steps 20       a short look; --set NAME=VALUE changes any training setting
+
+A study is a grid: question settings × arms × seeds. The arms of one seed start from the same warmed-up policy and
+the same questions, so they are compared in pairs. Runs lie in OUT/runs/<setting>/<arm>-seed<n>; a finished run with
+the same configuration is kept, so a study that was interrupted goes on, and studies share runs. Table and figure
+are written to OUT/<study>.md and OUT/<study>.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from nano_exgrpo.config import TrainConfig, resolve, to_dict
+from nano_exgrpo.questions import InputError
+from nano_exgrpo.report import plot_study, read_curve, report_samples, table
+from nano_exgrpo.runlog import read_config, read_lines, write_text
+
+# A small and fast toy: sums of numbers up to 5, a policy of about 100k weights. Everything else is the toy preset's.
+BASE: dict[str, Any] = dict(
+    toy_largest=5, toy_fewest_terms=3, toy_most_terms=5, toy_questions=1500, toy_hidden=64, toy_layers=2,
+    warmup_steps=900, warmup_lr=8e-3, max_response_length=10, held_out=300, steps=80, log_samples=0,
+)  # fmt: skip
+
+# Question sets. Eight of ten answers wrong is far from any real data set; it stands for the many questions of a hard
+# set from which a weak policy learns nothing.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "clean": {},
+    "noisy": dict(wrong_answers=0.8, start_threshold=-1.0),
+}
+
+GRPO = dict(algo="grpo")
+COMPARED: dict[str, dict[str, Any]] = {"grpo": GRPO, "exgrpo": {}}
+ABLATED: dict[str, dict[str, Any]] = {
+    "exgrpo": {},
+    "grpo": GRPO,
+    "uniform question draw": dict(question_draw="uniform"),
+    "random trajectory": dict(trajectory_choice="random"),
+    "highest entropy": dict(trajectory_choice="highest"),
+    "no shaping": dict(shaping=False),
+    "no importance correction": dict(importance_correction=False),
+    "beta 1": dict(beta=1.0),
+    "rho 0.25": dict(replay_ratio=0.25),
+    "rho 0.75": dict(replay_ratio=0.75),
+    "retirement only": dict(replay_ratio=0.0),
+    "no retirement": dict(retire=False),
+}
+
+
+@dataclass(frozen=True)
+class Study:
+    """settings: name → changes to BASE. arms: label → changes to the setting. baseline: the arm that the others are
+    compared with. Every setting is run with every arm and seed."""
+
+    settings: dict[str, dict[str, Any]]
+    arms: dict[str, dict[str, Any]]
+    baseline: str
+
+
+def regimes() -> dict[str, dict[str, Any]]:
+    """How strong the warmed-up policy is × how many questions there are × how many answers are wrong."""
+    return {
+        f"reasoning {reasoning:g}, {count} questions, wrong {wrong:g}": dict(
+            toy_reasoning=reasoning, toy_questions=count, wrong_answers=wrong, start_threshold=-1.0
+        )
+        for reasoning in (0.05, 0.2)
+        for count in (200, 1500)
+        for wrong in (0.0, 0.5, 0.8)
+    }
+
+
+STUDIES: dict[str, Study] = {
+    "compare": Study(SETTINGS, COMPARED, "grpo"),
+    "ablations": Study({"noisy": SETTINGS["noisy"]}, ABLATED, "exgrpo"),
+    "regimes": Study(regimes(), COMPARED, "grpo"),
+    "preliminary": Study({"clean, every sample": dict(log_samples=-1)}, COMPARED, "grpo"),
+}
+
+
+# ------------------------------------------------------------------------------------------------ running
+
+
+def plan(study: Study, seeds: Sequence[int], changes: dict[str, Any], out: Path) -> list[list[TrainConfig]]:
+    """Every run of the study, in lists that one worker does in turn: those that share a warmed-up policy, so that
+    it is made once. `changes` win over the study's own settings. Raises InputError on a bad value."""
+    jobs = []
+    for setting, setting_changes in study.settings.items():
+        for seed in seeds:
+            jobs.append([
+                resolve({**BASE, **setting_changes, **arm_changes, **changes, "seed": seed, "run": str(folder(out, setting, arm, seed))})
+                for arm, arm_changes in study.arms.items()
+            ])  # fmt: skip
+    return jobs
+
+
+def folder(out: Path, setting: str, arm: str, seed: int) -> Path:
+    name = lambda text: re.sub(r"[^\w.]+", "-", text)  # noqa: E731
+    return out / "runs" / name(setting) / f"{name(arm)}-seed{seed}"
+
+
+def is_finished(config: TrainConfig) -> bool:
+    """Whether this very run is there: the same configuration, and its last step logged. A setting that is newer than
+    the run counts as having had its default."""
+    run = Path(config.run)
+    with contextlib.suppress(InputError):
+        recorded = {**{field.name: field.default for field in fields(TrainConfig)}, **read_config(run), "overwrite": False}
+        rows = read_lines(run / "metrics.jsonl")
+        return recorded == {**to_dict(config), "overwrite": False} and bool(rows) and rows[-1]["step"] == config.steps
+    return False
+
+
+def run_job(configs: Sequence[TrainConfig]) -> list[str]:
+    """In a worker process: do what is not done yet, one after the other. Returns the folders that it filled."""
+    from train import train  # not at the top: the command line answers before torch is loaded
+
+    done = []
+    for config in configs:
+        if is_finished(config):
+            continue
+        config.overwrite = True  # an unfinished run, or one with other settings
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+            train(config)
+        done.append(config.run)
+    return done
+
+
+def run_all(jobs: Sequence[Sequence[TrainConfig]], workers: int) -> None:
+    """Do the jobs, `workers` at a time, each in a process of its own with the threads that its configs ask for."""
+    open_jobs = [job for job in jobs if not all(map(is_finished, job))]
+    count = sum(not is_finished(config) for job in open_jobs for config in job)
+    print(f"{sum(map(len, jobs))} runs, {count} to do, {workers} at a time")
+    if not open_jobs:
+        return
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    started, done = time.perf_counter(), 0
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = [pool.submit(run_job, job) for job in open_jobs]
+        try:
+            for future in as_completed(futures):
+                done += len(future.result())
+                print(f"{done} of {count} runs after {time.perf_counter() - started:.0f} s", flush=True)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def runs_of(study: Study, jobs: Sequence[Sequence[TrainConfig]]) -> dict[str, dict[str, list[Path]]]:
+    """setting → arm → its run folders, in the order of the seeds."""
+    seeds = len(jobs) // len(study.settings)
+    return {
+        setting: {
+            arm: [Path(job[place].run) for job in jobs[number * seeds : (number + 1) * seeds]]
+            for place, arm in enumerate(study.arms)
+        }
+        for number, setting in enumerate(study.settings)
+    }
+
+
+# -------------------------------------------------------------------------------------------- command line
+
+
+def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
+    """NAME=VALUE texts as settings of TrainConfig. Raises InputError for an unknown name or a bad value."""
+    defaults = {field.name: field.default for field in fields(TrainConfig)}
+    changes = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        name = name.replace("-", "_")
+        if not separator or name not in defaults or name in ("run", "seed", "resume", "overwrite"):
+            raise InputError(f"--set {text}: give NAME=VALUE with a setting of train.py (python train.py --help)")
+        kind = type(defaults[name])
+        try:
+            changes[name] = {"true": True, "false": False}[value.lower()] if kind is bool else kind(value)
+        except (ValueError, KeyError):
+            raise InputError(f"--set {text}: {name} takes {'true or false' if kind is bool else kind.__name__}, got {value!r}") from None
+    return changes
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("study.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", choices=STUDIES)
+    parser.add_argument("--seeds", type=int, default=8, help="number of seeds (default 8)")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of them (default 0)")
+    parser.add_argument("--steps", type=int, help="training steps of every run (default: the study's)")
+    parser.add_argument("--arms", help="only these arms, separated by commas (the baseline always runs)")
+    parser.add_argument("--settings", help="only these question settings, separated by semicolons")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a training setting, for every run")
+    parser.add_argument("--workers", type=int, default=2, help="runs at a time (default 2)")
+    parser.add_argument("--out", type=Path, default=Path("runs/study"), help="folder for runs, tables and figures")
+    options = parser.parse_args(argv)
+    try:
+        run_study(options)
+    except InputError as error:
+        print(f"study.py: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nstudy.py: stopped; the same command goes on with what is left", file=sys.stderr)
+        return 130
+    return 0
+
+
+def pick(everything: dict[str, Any], wanted: str | None, separator: str, option: str) -> dict[str, Any]:
+    names = [name.strip() for name in wanted.split(separator)] if wanted else list(everything)
+    for name in names:
+        if name not in everything:
+            raise InputError(f"{option} has no {name!r}; there are: {', '.join(everything)}")
+    return {name: everything[name] for name in everything if name in names}
+
+
+def run_study(options: argparse.Namespace) -> None:
+    study = STUDIES[options.study]
+    arms = pick(study.arms, options.arms and f"{options.arms},{study.baseline}", ",", "--arms")
+    study = Study(pick(study.settings, options.settings, ";", "--settings"), arms, study.baseline)
+    if options.seeds < 1 or options.workers < 1:
+        raise InputError("--seeds and --workers must be at least 1")
+    changes = parse_changes(options.set)
+    if options.steps is not None:
+        changes["steps"] = options.steps
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    jobs = plan(study, seeds, changes, options.out)
+    run_all(jobs, options.workers)
+    runs, target = runs_of(study, jobs), options.out / options.study
+    if options.study == "preliminary":
+        text = report_samples(runs, target.with_suffix(".png"))
+    else:
+        curves = {setting: {arm: [read_curve(run) for run in own] for arm, own in arms.items()} for setting, arms in runs.items()}
+        text = table(curves, study.baseline)
+        plot_study(curves, target.with_suffix(".png"))
+    write_text(target.with_suffix(".md"), text)
+    print(f"\n{text}\n{target}.md, {target}.png")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
