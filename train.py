@@ -35,7 +35,7 @@ from nano_exgrpo.config import TrainConfig, parse_train_config, to_dict
 from nano_exgrpo.evaluate import Evaluation, evaluate, is_out_of_memory
 from nano_exgrpo.loss import exgrpo_loss, group_advantages
 from nano_exgrpo.policy import Policy, enable_gradient_checkpointing, encode_prompt, end_of_turn, load_policy, mean_entropies, resolve_device, token_batches, token_logprobs
-from nano_exgrpo.questions import InputError, Question, QuestionSampler, load_questions, mislabel, read_jsonl, split_held_out, sum_questions
+from nano_exgrpo.questions import InputError, Question, QuestionSampler, load_questions, mislabel, read_jsonl, possible_sums, split_held_out, sum_questions
 from nano_exgrpo.replay import ReplayBuffer
 from nano_exgrpo.rollout import Trajectory, rollout
 from nano_exgrpo.runlog import append_lines, claim_run, open_run, plot_curves, read_lines, rewind, write_config
@@ -193,7 +193,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
         append_lines(run / "metrics.jsonl", [row])
         append_lines(run / "samples.jsonl", [{"step": step, **sample} for sample in samples])
         progress.set_postfix(
-            reward=f"{success_rate:.2f}", entropy=f"{update['entropy']:.2f}", buffer=len(buffer.stored),
+            reward=f"{success_rate:.2f}", entropy="-" if update["entropy"] is None else f"{update['entropy']:.2f}", buffer=len(buffer.stored),
             retired=len(buffer.retired), tok_s=row["tokens_per_second"],
         )  # fmt: skip
 
@@ -331,7 +331,7 @@ def update_policy(
 
     return {
         "loss": totals["loss"] / config.updates_per_step,
-        "entropy": per("entropy", "tokens") or 0.0,
+        "entropy": per("entropy", "tokens"),
         "grad_norm": sum(grad_norms) / len(grad_norms) if grad_norms else None,
         "skipped_updates": skipped,
         "clip_ratio": per("clipped", "fresh_tokens"),
@@ -435,7 +435,12 @@ def start_policy(config: TrainConfig, device: torch.device, stop: StopRequest) -
     if not config.warmup_steps:
         return policy
     if is_toy:
-        asked, _ = split_held_out(toy_sums(config), config.held_out, seed=config.seed)
+        asked, held_out = split_held_out(toy_sums(config), config.held_out, seed=config.seed)
+        if config.toy_demonstrations:
+            terms = (config.toy_fewest_terms, config.toy_most_terms)
+            count = min(config.toy_demonstrations, possible_sums(terms, config.toy_largest))
+            kept = {q.prompt for q in held_out}
+            asked = [q for q in sum_questions(count, seed=config.seed, terms=terms, largest=config.toy_largest) if q.prompt not in kept]
         pairs = toy.demonstrations(asked, reasoning=config.toy_reasoning, seed=config.seed, largest=config.toy_largest)
     elif config.warmup_data:
         pairs = []
@@ -548,8 +553,6 @@ def explain(error: Exception, run: str) -> str | None:
             "out of memory; lower --rollout-batch, --train-batch-tokens or --max-response-length, or switch on "
             f"--gradient-checkpointing{resumable}"
         )
-    if "probability tensor contains" in str(error):  # torch.multinomial on logits that are NaN or infinite
-        return "the policy's probabilities are NaN or infinite: training has diverged; lower --lr, or use fp32"
     return None
 
 

@@ -84,6 +84,7 @@ class TrainConfig:
     toy_most_terms: int = setting(5, "most terms of a sum")
     toy_largest: int = setting(9, "every term of a sum lies in 1..largest")
     toy_reasoning: float = setting(0.2, "share of the demonstrations that reason; the rest guess")
+    toy_demonstrations: int = setting(0, "different sums in the demonstrations, none of them held out; 0: the training questions")
     toy_hidden: int = setting(96, "width of the toy policy")
     toy_layers: int = setting(3, "layers of the toy policy")
     # ---- the run
@@ -262,7 +263,7 @@ def validate(config: TrainConfig) -> None:
         "toy_hidden", "toy_layers", "warmup_batch",
     ):  # fmt: skip
         need(getattr(config, name) >= 1, name, "at least 1")
-    for name in ("steps", "eval_every", "save_every", "warmup_steps", "max_per_question", "threads"):
+    for name in ("steps", "eval_every", "save_every", "warmup_steps", "toy_demonstrations", "max_per_question", "threads"):
         need(getattr(config, name) >= 0, name, "0 or more")
     need(config.updates_per_step <= config.questions_per_step, "updates_per_step", "at most --questions-per-step")
 

@@ -41,6 +41,11 @@ class Question:
 # --------------------------------------------------------------------------------------- toy sums
 
 
+def possible_sums(terms: tuple[int, int], largest: int) -> int:
+    """How many different sums of `terms` (fewest, most) numbers from 1..largest there are, order counted."""
+    return sum(largest**n for n in range(terms[0], terms[1] + 1))
+
+
 def sum_questions(count: int, *, seed: int, terms: tuple[int, int] = (2, 5), largest: int = 9) -> list[Question]:
     """`count` different sums such as "3 + 8 + 5", the toy's task.
 
@@ -48,7 +53,7 @@ def sum_questions(count: int, *, seed: int, terms: tuple[int, int] = (2, 5), lar
     Raises InputError when there are not that many different sums.
     """
     least, most = terms
-    possible = sum(largest**n for n in range(least, most + 1))
+    possible = possible_sums(terms, largest)
     if not 1 <= least <= most or largest < 1:
         raise InputError(f"toy sums need 1 <= fewest terms <= most terms and numbers from 1 up, got {terms}, {largest}")
     if count > possible:
