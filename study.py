@@ -143,7 +143,7 @@ def run_job(configs: Sequence[TrainConfig]) -> list[str]:
 
 
 def run_all(jobs: Sequence[Sequence[TrainConfig]], workers: int) -> None:
-    """Do the jobs, `workers` at a time, each in a process of its own with the threads that its configs ask for."""
+    """Do the jobs, `workers` at a time, each in a process of its own; one worker is this process."""
     open_jobs = [job for job in jobs if not all(map(is_finished, job))]
     count = sum(not is_finished(config) for job in open_jobs for config in job)
     print(f"{sum(map(len, jobs))} runs, {count} to do, {workers} at a time")
@@ -152,12 +152,21 @@ def run_all(jobs: Sequence[Sequence[TrainConfig]], workers: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TQDM_DISABLE", "1")
     started, done = time.perf_counter(), 0
+
+    def report(filled: Sequence[str]) -> None:
+        nonlocal done
+        done += len(filled)
+        print(f"{done} of {count} runs after {time.perf_counter() - started:.0f} s", flush=True)
+
+    if workers == 1:
+        for job in open_jobs:
+            report(run_job(job))
+        return
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         futures = [pool.submit(run_job, job) for job in open_jobs]
         try:
             for future in as_completed(futures):
-                done += len(future.result())
-                print(f"{done} of {count} runs after {time.perf_counter() - started:.0f} s", flush=True)
+                report(future.result())
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

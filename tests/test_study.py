@@ -1,0 +1,187 @@
+"""Studies: paired intervals on simulated seeds, curves at equal cost, and the script end to end on tiny runs."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+import study
+from nano_exgrpo.report import Curve, at, at_equal, fresh_groups, kind, lucky_share, read_curve, separation, table
+from nano_exgrpo.stats import paired_seeds
+
+TINY = [
+    "--seeds", "2", "--steps", "3", "--workers", "1", "--set", "toy_hidden=16", "--set", "toy_layers=1", "--set", "toy_questions=4",
+    "--set", "toy_fewest_terms=2", "--set", "toy_most_terms=3", "--set", "toy_largest=2", "--set", "held_out=8",
+    "--set", "questions_per_step=2", "--set", "warmup_steps=20", "--set", "eval_every=1", "--set", "start_threshold=-1",
+]  # fmt: skip
+
+
+def curve(accuracy: list[float], rollouts: list[float], compute: list[float]) -> Curve:
+    return Curve(list(range(len(accuracy))), rollouts, compute, accuracy, trained_rows=0.5, last_entropy=0.1)
+
+
+# ------------------------------------------------------------------------------------------- statistics
+
+
+@pytest.mark.parametrize("effect", [0.0, 0.1])
+def test_the_paired_interval_covers_the_true_difference_and_sees_through_the_spread_of_seeds(effect: float) -> None:
+    """Seeds differ by 0.3, arms within a seed by 0.05: unpaired, an effect of 0.1 would be lost at 8 seeds."""
+    rng = random.Random(0)
+    covered = found = 0
+    trials = 600
+    for _ in range(trials):
+        level = [rng.gauss(0.5, 0.3) for _ in range(8)]
+        a = [x + rng.gauss(0, 0.05) for x in level]
+        b = [x + effect + rng.gauss(0, 0.05) for x in level]
+        interval = paired_seeds(a, b).difference
+        covered += interval.low <= effect <= interval.high
+        found += interval.low > 0
+    assert 0.93 <= covered / trials <= 0.97  # binomial standard error 0.009
+    assert found / trials > 0.9 if effect else found / trials < 0.05
+
+
+# ----------------------------------------------------------------------------------------------- curves
+
+
+def test_a_curve_is_read_between_its_points_and_ends_where_it_ends() -> None:
+    assert at([0, 10, 30], [0.0, 0.5, 0.9], 20) == pytest.approx(0.7)
+    assert [at([0, 10], [0.1, 0.5], x) for x in (-1, 0, 10, 99)] == [0.1, 0.1, 0.5, 0.5]
+
+
+def test_equal_cost_cuts_each_pair_at_the_cheaper_run() -> None:
+    long, short = curve([0.0, 0.4, 0.8], [0, 100, 200], [0, 10, 20]), curve([0.0, 0.5, 0.6], [0, 75, 150], [0, 20, 40])
+    assert at_equal("rollouts", [long], [short]) == ([pytest.approx(0.6)], [0.6])
+    assert at_equal("compute", [long], [short]) == ([0.8], [0.5])
+
+
+def test_compute_counts_generated_scored_and_three_times_the_trained_tokens(tmp_path: Path) -> None:
+    rows = [
+        {"step": 0, "eval/accuracy": 0.1},
+        {"step": 1, "rollouts": 16, "num_tokens": 100, "scored_tokens": 0, "trained_tokens": 50.0, "trained_rows": 0.5, "entropy": 1.0},
+        {"step": 2, "rollouts": 15, "num_tokens": 190, "scored_tokens": 7, "trained_tokens": 20.0, "trained_rows": 0.25, "entropy": 0.9,
+         "eval/accuracy": 0.3},
+    ]  # fmt: skip
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    read = read_curve(tmp_path)
+    assert (read.steps, read.rollouts, read.accuracy) == ([0, 2], [0, 31], [0.1, 0.3])
+    assert read.compute == [0, 190 + 7 + 3 * 70]
+    assert read.trained_rows == 0.375 and read.mean == 0.3
+
+
+def test_the_table_pairs_by_seed_and_leaves_the_baseline_without_a_difference() -> None:
+    base = [curve([0.1, v], [0, 100], [0, 10]) for v in (0.2, 0.6, 0.4)]
+    better = [curve([0.1, v], [0, 100], [0, 10]) for v in (0.3, 0.7, 0.5)]
+    rows = table({"s": {"grpo": base, "exgrpo": better}}, "grpo").splitlines()
+    assert len(rows) == 4
+    assert rows[2].split("|")[-4:-1] == ["  ", "  ", "  "]
+    assert "+0.100 [+0.100, +0.100] (3:0)" in rows[3]
+    assert table({"s": {"grpo": base[:1], "exgrpo": better[:1]}}, "grpo").count("±") == 0  # one seed has no interval
+
+
+# ---------------------------------------------------------------------------------------------- samples
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response", "reward", "expected"),
+    [
+        ("<|user|> 3 + 8 + 5 <|assistant|>", r"11 16 \boxed{ 16 }", 1.0, "reasoned"),
+        ("<|user|> 3 + 8 + 5 <|assistant|>", r"\boxed{ 16 }", 1.0, "lucky"),
+        ("<|user|> 3 + 8 + 5 <|assistant|>", r"12 16 \boxed{ 16 }", 1.0, "lucky"),
+        ("<|user|> 3 + 8 + 5 <|assistant|>", r"11 16 \boxed{ 17 }", 0.0, "wrong"),
+        ("<|user|> 3 + 8 + 5 <|assistant|>", r"11 16 \boxed{ 17 }", 1.0, "lucky"),  # agrees with a wrong label only
+    ],
+)
+def test_a_success_is_reasoned_only_if_every_step_is_right(prompt: str, response: str, reward: float, expected: str) -> None:
+    assert kind(prompt, response, reward) == expected
+
+
+def test_luck_is_counted_by_the_successes_of_whole_fresh_groups() -> None:
+    def row(question: str, response: str, reward: float, replayed: bool = False) -> dict:
+        return {"step": 1, "question": question, "prompt": "1 + 2", "response": response, "reward": reward, "replayed": replayed}
+
+    right, luck, miss = (r"3 \boxed{ 3 }", 1.0), (r"\boxed{ 3 }", 1.0), (r"\boxed{ 4 }", 0.0)
+    rows = [row("a", *right), row("a", *luck), row("a", *miss), row("b", *luck), row("b", *miss), row("b", *miss)]
+    rows += [row("c", *right, replayed=True), row("c", *right), row("c", *miss)]  # K − 1 fresh: not a whole group
+    assert lucky_share(fresh_groups(rows), 3) == {1: (1, 1), 2: (1, 2)}
+
+
+def test_separation_is_the_area_under_the_roc_curve() -> None:
+    assert separation([1, 2], [3, 4]) == 1 and separation([3, 4], [1, 2]) == 0 and separation([5], [5]) == 0.5
+
+
+# --------------------------------------------------------------------------------------------- the script
+
+
+def whole_study(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert study.main(["compare", "--settings", "clean", *TINY, "--out", str(folder)]) == 0
+    return capsys.readouterr().out
+
+
+def metrics(run: Path) -> list[dict]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith("time/") and k != "tokens_per_second"} for row in rows]
+
+
+def test_a_tiny_study_end_to_end_and_a_resumed_one_equals_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = whole_study(tmp_path / "whole", capsys)
+    assert "4 runs, 4 to do" in out and "| clean | exgrpo |" in out
+    assert (tmp_path / "whole" / "compare.png").stat().st_size > 1000
+    text = (tmp_path / "whole" / "compare.md").read_text()
+
+    # Again with one run missing, one broken off and one made with another setting.
+    resumed = tmp_path / "resumed"
+    shutil.copytree(tmp_path / "whole", resumed)
+    runs = resumed / "runs" / "clean"
+    for config in runs.glob("*/config.json"):  # a run knows its own folder
+        config.write_text(config.read_text().replace("/whole/", "/resumed/"))
+    shutil.rmtree(runs / "grpo-seed0")
+    lines = (runs / "grpo-seed1" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (runs / "grpo-seed1" / "metrics.jsonl").write_text("".join(lines[:-1]))
+    other = json.loads((runs / "exgrpo-seed0" / "config.json").read_text())
+    (runs / "exgrpo-seed0" / "config.json").write_text(json.dumps({**other, "lr": 0.5}))
+    kept = (runs / "exgrpo-seed1" / "metrics.jsonl").stat().st_mtime_ns
+    assert "4 runs, 3 to do" in whole_study(resumed, capsys)
+    assert (runs / "exgrpo-seed1" / "metrics.jsonl").stat().st_mtime_ns == kept
+    assert (resumed / "compare.md").read_text() == text
+    for run in runs.glob("*-seed*"):
+        assert metrics(run) == metrics(tmp_path / "whole" / "runs" / "clean" / run.name)
+    assert "4 runs, 0 to do" in whole_study(resumed, capsys)
+
+
+def test_the_arms_of_a_seed_start_from_the_same_policy_and_questions(tmp_path: Path) -> None:
+    changes = study.parse_changes([TINY[i + 1] for i, word in enumerate(TINY) if word == "--set"])
+    small = study.Study({"s": {}}, study.COMPARED, "grpo")
+    (job,) = study.plan(small, [3], {**changes, "steps": 1}, tmp_path)
+    assert len(study.run_job(job)) == 2 and study.run_job(job) == []
+    starts = [json.loads((Path(config.run) / "metrics.jsonl").read_text().splitlines()[0]) for config in job]
+    assert starts[0] == starts[1]
+    assert len(list((tmp_path / "runs" / "s" / ".warmup").iterdir())) == 1
+
+
+def test_bad_options_are_one_sentence_and_exit_code_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for options, named in [
+        (["--set", "no_such=1"], "no_such"),
+        (["--set", "lr=fast"], "lr takes float"),
+        (["--set", "retire=maybe"], "true or false"),
+        (["--set", "seed=3"], "seed"),
+        (["--arms", "ppo"], "'ppo'"),
+        (["--settings", "dirty"], "'dirty'"),
+        (["--seeds", "0"], "--seeds"),
+        (["--set", "lr=-1"], "--lr"),
+    ]:
+        assert study.main(["compare", *options, "--out", str(tmp_path)]) == 2
+        error = capsys.readouterr().err
+        assert named in error and error.count("\n") == 1 and "Traceback" not in error
+
+
+def test_every_study_resolves_and_has_its_baseline_among_its_arms() -> None:
+    for name, each in study.STUDIES.items():
+        assert each.baseline in each.arms
+        jobs = study.plan(each, [0], {}, Path("out"))
+        assert len(jobs) == len(each.settings) and all(len(job) == len(each.arms) for job in jobs), name
+        folders = [config.run for job in jobs for config in job]
+        assert len(set(folders)) == len(folders)
