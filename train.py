@@ -33,7 +33,9 @@ from nano_exgrpo.checker import reward
 from nano_exgrpo.checkpoint import list_checkpoints, load_state, save_checkpoint, save_model, set_random_state
 from nano_exgrpo.config import TrainConfig, parse_train_config, to_dict
 from nano_exgrpo.evaluate import Evaluation, evaluate, is_out_of_memory
+from nano_exgrpo.lora import adapter_state, add_lora, load_adapter
 from nano_exgrpo.loss import exgrpo_loss, group_advantages
+from nano_exgrpo.optim import adamw8bit_class, make_optimizer, resolve_dtypes
 from nano_exgrpo.policy import Policy, enable_gradient_checkpointing, encode_prompt, end_of_turn, load_policy, mean_entropies, resolve_device, token_batches, token_logprobs
 from nano_exgrpo.questions import InputError, Question, QuestionSampler, load_questions, mislabel, read_jsonl, possible_sums, split_held_out, sum_questions
 from nano_exgrpo.replay import ReplayBuffer
@@ -51,6 +53,9 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
     run = Path(config.run)
     stop = stop or StopRequest()
     device = resolve_device(config.device)
+    weights, autocast = resolve_dtypes(config.dtype, config.optimizer, config.lora_rank, device)
+    if config.optimizer == "adamw8bit":
+        adamw8bit_class(device)  # before a checkpoint is read that holds its state
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
@@ -63,14 +68,20 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
 
     # ---- questions and policy
     train_questions, held_out = load_data(config)
-    policy = start_policy(config, device, stop) if resumed is None else load_policy(str(resumed[0] / "model"), device=device)
+    if resumed is None:
+        policy = start_policy(config, device, stop, weights)
+    else:
+        policy = load_policy(str(resumed[0] / "model"), device=device, dtype=weights)
+    policy.autocast = autocast
+    if config.lora_rank:
+        add_lora(policy.model, config.lora_rank)
     if config.gradient_checkpointing:
         enable_gradient_checkpointing(policy.model)
     prompts = encode_prompts(policy, train_questions, config)
     questions = {q.id: q for q in train_questions if q.id in prompts}
     fitting = encode_prompts(policy, held_out, config)
     held_out = [q for q in held_out if q.id in fitting]
-    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+    optimizer = make_optimizer(policy.model.parameters(), config.optimizer, lr=config.lr, weight_decay=config.weight_decay)
 
     # ---- the method's state
     sampler = QuestionSampler(list(questions.values()), seed=config.seed)
@@ -79,6 +90,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
     if resumed is not None:
         state = resumed[1]
         optimizer.load_state_dict(state["optimizer"])
+        load_adapter(policy.model, state["adapter"])
         sampler.load_state_dict(state["sampler"])
         buffer.load_state_dict(state["buffer"])
         started, bad_steps, first_step, tokens_seen = state["started"], state["bad_steps"], state["step"], state["tokens_seen"]
@@ -90,7 +102,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
         open_run(run, to_dict(config))
 
     def save(step: int) -> Path:
-        state = {"optimizer": optimizer.state_dict(), "sampler": sampler.state_dict(), "buffer": buffer.state_dict()}
+        state = {"optimizer": optimizer.state_dict(), "sampler": sampler.state_dict(), "buffer": buffer.state_dict(), "adapter": adapter_state(policy.model)}
         counters = {"started": started, "bad_steps": bad_steps, "tokens_seen": tokens_seen}
         return save_checkpoint(run, step, policy, {**state, **counters})
 
@@ -312,8 +324,10 @@ def update_policy(
                 shaping=config.shaping,
                 importance_correction=config.importance_correction,
             )
-            bonus = config.entropy_coef * entropies.sum() / trained_tokens
-            (parts.loss - bonus).backward()
+            loss = parts.loss
+            if config.entropy_coef:  # left out where it is 0, so that nothing is derived from the entropies
+                loss = loss - config.entropy_coef * entropies.sum() / trained_tokens
+            loss.backward()
             for name in ("loss", "fresh_tokens", "clipped", "approx_kl", "replay_tokens", "replay_weight", "replay_ratio"):
                 totals[name] += getattr(parts, name).item()
             totals["entropy"] += entropies.sum().item()
@@ -421,8 +435,15 @@ def encode_prompts(policy: Policy, questions: Sequence[Question], config: TrainC
     return fitting
 
 
-def start_policy(config: TrainConfig, device: torch.device, stop: StopRequest) -> Policy:
-    """The policy that RL starts from: loaded or built, and warmed up on demonstrations if asked to."""
+def start_policy(config: TrainConfig, device: torch.device, stop: StopRequest, dtype: torch.dtype) -> Policy:
+    """The policy that RL starts from, its weights in `dtype`: loaded or built, and warmed up (in fp32) if asked to."""
+    policy = warmed_up_policy(config, device, stop, torch.float32 if config.warmup_steps else dtype)
+    for parameter in policy.model.parameters():
+        parameter.data = parameter.data.to(dtype)  # not model.to, which would also round the tables of RoPE
+    return policy
+
+
+def warmed_up_policy(config: TrainConfig, device: torch.device, stop: StopRequest, dtype: torch.dtype) -> Policy:
     is_toy = config.model == "toy"
     cache = Path(config.run).parent / ".warmup" / warmup_key(config)
     if is_toy and config.warmup_cache and (cache / "config.json").exists():
@@ -431,7 +452,7 @@ def start_policy(config: TrainConfig, device: torch.device, stop: StopRequest) -
     if is_toy:
         policy = toy.build_policy(seed=config.seed, device=device, hidden=config.toy_hidden, layers=config.toy_layers)
     else:
-        policy = load_policy(config.model, device=device)
+        policy = load_policy(config.model, device=device, dtype=dtype)
     if not config.warmup_steps:
         return policy
     if is_toy:

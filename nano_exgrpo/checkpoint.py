@@ -2,7 +2,7 @@
 and 2 more steps equal 4 steps bit for bit (on a CPU; GPU kernels may sum in another order).
 
     runs/<name>/checkpoints/step-000040/
-        model/      weights, configuration and tokenizer, as `from_pretrained` reads them
+        model/      weights, configuration and tokenizer, as `from_pretrained` reads them; with LoRA, the frozen ones
         state.pt    step, optimiser, data order, replay buffer, random states: plain containers and tensors
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from nano_exgrpo.lora import has_lora, plain_state_dict
 from nano_exgrpo.policy import Policy
 from nano_exgrpo.questions import InputError
 
@@ -39,8 +40,11 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def save_model(policy: Policy, folder: Path) -> None:
-    """Weights (safetensors) and tokenizer: a folder that `from_pretrained`, `--model` and eval.py load."""
+def save_model(policy: Policy, folder: Path, *, merge: bool = True) -> None:
+    """Weights (safetensors) and tokenizer: a folder that `from_pretrained`, `--model` and eval.py load.
+
+    merge: LoRA adapters are merged into the weights; otherwise left out."""
+    state = plain_state_dict(policy.model, merge=merge) if has_lora(policy.model) else None
 
     def write(target: Path) -> None:
         from transformers import GenerationConfig
@@ -49,7 +53,7 @@ def save_model(policy: Policy, folder: Path) -> None:
         # say, as some published models have), so it gets a bare one and the model's own is written as it is.
         own, policy.model.generation_config = policy.model.generation_config, GenerationConfig()
         try:
-            policy.model.save_pretrained(target)
+            policy.model.save_pretrained(target, state_dict=state)
         finally:
             policy.model.generation_config = own
         own.to_json_file(target / "generation_config.json")
@@ -62,7 +66,7 @@ def save_checkpoint(run: Path, step: int, policy: Policy, state: dict[str, Any])
     """Write checkpoint `step` of a run and delete all but the last two. Returns its folder."""
 
     def write(target: Path) -> None:
-        save_model(policy, target / "model")
+        save_model(policy, target / "model", merge=False)  # adapters go into state.pt
         torch.save({**state, "step": step, "random": random_state()}, target / "state.pt")
 
     folder = run / "checkpoints" / f"step-{step:06d}"

@@ -67,6 +67,9 @@ class TrainConfig:
     grad_clip: float = setting(1.0, "largest gradient norm", paper=1.0)
     # ---- memory and speed
     device: str = setting("auto", "auto (CUDA, then MPS, then CPU), or a torch device")
+    dtype: str = setting("auto", "float32, or bfloat16: products in bf16 on fp32 weights, but bf16 weights with adamw8bit or LoRA; auto: bfloat16 on CUDA", choices=("auto", "float32", "bfloat16"))
+    optimizer: str = setting("adamw", "adamw, or adamw8bit: 8-bit moments, and bf16 weights rounded stochastically (needs torchao)", choices=("adamw", "adamw8bit"))
+    lora_rank: int = setting(0, "train adapters of this rank on frozen weights, with about ten times the lr (needs peft); 0: train all weights")
     train_batch_tokens: int = setting(8192, "tokens, padding included, in one forward and backward")
     rollout_batch: int = setting(64, "sequences in one generate call")
     logits_megabytes: int = setting(256, "most megabytes of fp32 logits at a time")
@@ -152,7 +155,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 # What may change when a run goes on with --resume: how long, how often, where, and with how much memory. What is
 # learned, and from what, may not: the run's config.json has to stay true for all of its steps.
 MAY_CHANGE = frozenset(
-    "steps eval_every save_every log_samples device threads rollout_batch train_batch_tokens logits_megabytes "
+    "steps eval_every save_every log_samples device threads dtype rollout_batch train_batch_tokens logits_megabytes "
     "gradient_checkpointing".split()
 )
 
@@ -263,7 +266,7 @@ def validate(config: TrainConfig) -> None:
         "toy_hidden", "toy_layers", "warmup_batch",
     ):  # fmt: skip
         need(getattr(config, name) >= 1, name, "at least 1")
-    for name in ("steps", "eval_every", "save_every", "warmup_steps", "toy_demonstrations", "max_per_question", "threads"):
+    for name in ("lora_rank", "steps", "eval_every", "save_every", "warmup_steps", "toy_demonstrations", "max_per_question", "threads"):
         need(getattr(config, name) >= 0, name, "0 or more")
     need(config.updates_per_step <= config.questions_per_step, "updates_per_step", "at most --questions-per-step")
 
