@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from nano_exgrpo.policy import Policy
+from nano_exgrpo.questions import InputError
 
 SHRINK = 0.75  # finished responses leave the batch, which copies the KV cache, when no more than this share goes on
 
@@ -102,7 +103,10 @@ def _generate_batch(
     with torch.no_grad(), policy.precision(), cache_on(model):
         positions = (attention.cumsum(1) - 1).clamp(min=0)  # [G, P]: padding on the left shifts no position
         output = model.base_model(input_ids=ids, attention_mask=attention, position_ids=positions, use_cache=True)
-        logits = project(output.last_hidden_state[:, -1])[prompt_of]  # [B, V]
+        logits = project(output.last_hidden_state[:, -1])  # [G, V]
+        if not logits.logsumexp(-1).isfinite().all():
+            raise InputError("the policy's logits are NaN or infinite: training has diverged; lower --lr, or use fp32")
+        logits = logits[prompt_of]  # [B, V]
         name = "cache" if hasattr(output, "cache") else "past_key_values"  # transformers renamed it in 5.24
         cache = getattr(output, name)
         cache.batch_select_indices(prompt_of)

@@ -8,7 +8,8 @@ from conftest import ragged, tiny_toy
 
 from nano_exgrpo import toy
 from nano_exgrpo.checker import reward
-from nano_exgrpo.policy import encode_prompt, end_of_turn, token_logprobs
+from nano_exgrpo.checkpoint import save_model
+from nano_exgrpo.policy import encode_prompt, end_of_turn, load_policy, token_logprobs
 from nano_exgrpo.questions import sum_questions
 
 
@@ -20,6 +21,15 @@ def test_one_token_for_each_number_and_the_text_comes_back():
     assert tokenizer("11 16 \\boxed{99}+0", add_special_tokens=False)["input_ids"] == ids  # spaces do not matter
     assert len(tokenizer) == 5 + 3 + 100
     assert tokenizer("100")["input_ids"] == [tokenizer.unk_token_id]
+
+
+def test_a_saved_toy_reads_and_writes_as_before(policy, tmp_path):
+    """AutoTokenizer would give any Qwen2 model Qwen2's own splitting and decoding."""
+    save_model(policy, tmp_path / "m")
+    again = load_policy(str(tmp_path / "m"), device=torch.device("cpu")).tokenizer
+    text = "11 16 \\boxed{ 99 } + 0"
+    ids = policy.tokenizer(text)["input_ids"]
+    assert again(text)["input_ids"] == ids and again.decode(ids) == text and again.chat_template == policy.tokenizer.chat_template
 
 
 def test_prompt_goes_through_the_chat_template(policy):
