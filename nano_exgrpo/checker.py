@@ -21,7 +21,6 @@ import sys
 _BOX = re.compile(r"\\f?box(?:ed)?(?![a-zA-Z])\s*(\{|[0-9]+|[A-Za-z](?![A-Za-z]))?")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _JOINED = re.compile(r"[\s$]*(?:\\\)|\\\])?[\s$]*(?:,|(?:,|\\quad|\\text\s*\{|\s)*\band\b[\s}]*(?:\\quad)?)[\s$]*(?:\\\(|\\\[)?[\s$]*")
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _STATEMENT = re.compile(r"(?:####|(?:final\s+|correct\s+)?answer(?:\s+is)?\s*(?:\*\*)?\s*:|(?:final\s+|correct\s+)?answer\s+is\b:?)[ \t]*\n?", re.IGNORECASE)
 _PLAIN = re.compile(r"0|-?[1-9]\d{0,17}")
 MAX_JOINED = 64          # boxes that may form one list: "\boxed{1} and \boxed{-2}"
@@ -65,9 +64,8 @@ def _content(text: str, box: re.Match[str]) -> tuple[str, int] | None:
 
 def _statement(text: str) -> str | None:
     """The answer of a closing statement without a box."""
-    tags = _TAG.findall(text[-20_000:])
-    if tags:
-        return tags[-1].strip() or None
+    if "</answer>" in text:
+        return text.rpartition("</answer>")[0].rpartition("<answer>")[2].strip() or None
     last = None
     for last in _STATEMENT.finditer(text, max(0, len(text) - 20_000)):
         pass
@@ -104,12 +102,7 @@ def is_equal(gold: str, answer: str) -> bool:
         return False
     if _PLAIN.fullmatch(gold) and _PLAIN.fullmatch(answer):
         return gold == answer
-    if gold == answer:
-        return not _NO_ANSWER.fullmatch(answer)
-    return _compare(gold, answer)[0]
-
-
-_NO_ANSWER = re.compile(r"\W*|nan|none|null", re.IGNORECASE)
+    return gold == answer or _compare(gold, answer)[0]
 
 
 def _compare(gold: str, answer: str) -> tuple[bool, str]:

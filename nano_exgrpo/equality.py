@@ -17,20 +17,22 @@ A verdict has a budget of work (see `values`), so it comes in milliseconds whate
 from __future__ import annotations
 
 from fractions import Fraction
-from functools import cmp_to_key
 
-from nano_exgrpo.latex import Based, Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, Sym
-from nano_exgrpo.units import SINGLE_LETTERS
-from nano_exgrpo.values import DIGITS, NOISE, Evaluator, Undefined, context, names_of
+from nano_exgrpo.reals import FLIPPED, RealLine
+from nano_exgrpo.tree import (Based, Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, Sym, choose_signs, contents, count_signs,
+                              infinity, is_constant, is_label, is_word_label, negative_base, same_function, substitute, symbols,
+                              without_letter_unit)
+from nano_exgrpo.values import NOISE, Evaluator, Undefined, close
 
 BUDGET = 8_000              # work units of one verdict, some 5 microseconds each
 POINTS = 7                  # random points for expressions with symbols
 WHOLE_POINTS = 41           # whole numbers for expressions with floors: all from 1 to 41
 MAX_ITEMS = 64              # of a list or set
 LITERAL_DIGITS = 12         # a decimal literal of so many right digits stands for the exact value
-WHOLE_HEADS = {"@floor", "@ceil", "@factorial", "@factorial2", "@binom", "@sum", "@prod", "@mod", "@gcd", "@lcm"}
-INEQUALITIES = {"<", ">", "<=", ">=", "!="}
-FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "="}
+STEPS = {"floor", "ceil", "mod"}
+WHOLE = STEPS | {"factorial", "factorial2", "binom", "sum", "prod", "gcd", "lcm"}   # mean little off the integers
+OPAQUE = {"call", "sub", "int", "lim", "sum", "prod"}                              # have random values (see `values`)
+PLUS_MINUS = {"pm", "mp"}
 
 
 class Judge:
@@ -39,6 +41,7 @@ class Judge:
     def __init__(self, gold: Node, answer: Node):
         self.gold, self.answer = gold, answer
         self.budget = [BUDGET]
+        self.line = RealLine(self.budget)
         self.why = ""
 
     def verdict(self) -> bool:
@@ -58,13 +61,12 @@ class Judge:
         a, b = self.unwrapped(a), self.unwrapped(b)
         if isinstance(a, Quantity) or isinstance(b, Quantity):
             return self.quantities(a, b)
-        heads = names_of(a), names_of(b)
-        if any(h & {"@pm", "@mp"} for h in heads):
+        if (contents(a)[1] | contents(b)[1]) & PLUS_MINUS:
             a, b = self.spread(a), self.spread(b)
         if isinstance(a, Rel) and isinstance(b, Rel) and self.both_relations(a, b):
             return True
-        if self.is_real_set(a) or self.is_real_set(b):
-            sets = self.real_set(a), self.real_set(b)
+        if self.line.is_real_set(a) or self.line.is_real_set(b):
+            sets = self.line.real_set(a), self.line.real_set(b)
             if None not in sets:
                 return self.sets_equal(*sets) or self.no("they are different sets of real numbers")
         if isinstance(a, Rel) or isinstance(b, Rel):
@@ -103,8 +105,8 @@ class Judge:
         if isinstance(node, Seq) and node.kind != "tuple":
             items = [self.spread(item) for item in node.items]
             return Seq(node.kind, [i for item in items for i in (item.items if isinstance(item, Seq) and item.kind == "list" else [item])])
-        heads = names_of(node)
-        if not heads & {"@pm", "@mp"}:
+        heads = contents(node)[1]
+        if not heads & PLUS_MINUS:
             return node
         if isinstance(node, Op) and node.head in ("cup", "cap", "setminus"):
             return Op(node.head, tuple(map(self.spread, node.args)))
@@ -112,15 +114,13 @@ class Judge:
             values = self.spread(node.terms[1])
             if isinstance(values, Seq):
                 return Seq("list", [Rel([node.terms[0], value], ["="]) for value in values.items])
-        if "@mp" in heads:
-            return Seq("list", [choose(node, [sign], together=True) for sign in (1, -1)])
-        count = count_heads(node, "pm")
+        count = count_signs(node)
         if count > 4:
             raise Undefined("too many plus-minus signs")
-        variants = []
-        for bits in range(2 ** count):
-            variants.append(choose(node, [1 - 2 * (bits >> k & 1) for k in range(count)], together=False))
-        return Seq("list", variants)
+        if "mp" in heads:
+            return Seq("list", [choose_signs(node, [sign], together=True) for sign in (1, -1)])
+        variants = [[1 - 2 * (bits >> k & 1) for k in range(count)] for bits in range(2 ** count)]
+        return Seq("list", [choose_signs(node, signs, together=False) for signs in variants])
 
     # -- relations
 
@@ -191,12 +191,12 @@ class Judge:
         sides = [Op("+", (r.terms[0], Op("neg", (r.terms[1],)))) for r in (a, b)]
         if not all(isinstance(t, Num | Sym | Op) for r in (a, b) for t in r.terms):
             return None
-        names = names_of(sides[0]) | names_of(sides[1])
-        if not {n for n in names if n[0] != "@"} and "@call" not in names and "@sub" not in names:
+        names, heads = map(set.union, contents(sides[0]), contents(sides[1]))
+        if not names and not heads & OPAQUE:
             return None
         ratios = []
         for index in range(POINTS):
-            at = Evaluator(index, bool(names & WHOLE_HEADS), self.budget)
+            at = Evaluator(index, bool(heads & WHOLE), self.budget)
             try:
                 top, bottom = at.value(sides[0]), at.value(sides[1])
                 if top == 0 or bottom == 0 or at.magnitude(top) < -3 * NOISE or at.magnitude(bottom) < -3 * NOISE:
@@ -204,7 +204,7 @@ class Judge:
                 ratios.append(at.op_div(top, bottom))
             except Undefined:
                 continue
-        if len(ratios) < 3 or not all(self.close(at, r, ratios[0]) for r in ratios):
+        if len(ratios) < 3 or not all(close(at, r, ratios[0]) for r in ratios):
             return None
         ratio = at.num(ratios[0])
         return None if isinstance(ratio, at.ctx.mpc) else ratio
@@ -313,189 +313,10 @@ class Judge:
             return [list(column) for column in zip(*parts[0])]
         return None
 
-    # -- sets of real numbers: a piece is (low, closed, high, closed), None standing for an infinity
-
-    def is_real_set(self, node: Node) -> bool:
-        """Whether a tree can only be a set of reals (a pair in parentheses may also be a point)."""
-        if isinstance(node, Op):
-            return node.head in ("cup", "cap", "setminus", "reals")
-        if isinstance(node, Rel):
-            return bool(set(node.ops) & (INEQUALITIES | {"in"}))
-        if isinstance(node, Seq):
-            if node.kind == "tuple":
-                return len(node.items) == 2 and (node.ends != "()" or any(infinity(item) for item in node.items))
-            return len(node.items) > 1 and all(self.is_real_set(item) for item in node.items)
-        return False
-
-    def real_set(self, node: Node) -> tuple[str | None, list] | None:
-        """(variable, pieces) of an interval, union, inequality, ...; None for anything else."""
-        if isinstance(node, Op):
-            if node.head == "reals":
-                return None, [(None, False, None, False)]
-            if node.head == "+" and len(node.args) == 2 and isinstance(node.args[1], Op) and node.args[1].head == "neg":
-                node = Op("setminus", (node.args[0], node.args[1].args[0]))      # R - {1}
-            if node.head not in ("cup", "cap", "setminus"):
-                return None
-            parts = [self.real_set(arg) for arg in node.args]
-            if None in parts:
-                return None
-            (variable, left), (_, right) = parts
-            if node.head == "cup":
-                return variable, self.union(left + right)
-            right = right if node.head == "cap" else self.complement(right)
-            return variable, self.intersection(left, right)
-        if isinstance(node, Rel):
-            return self.solution(node)
-        if not isinstance(node, Seq):
-            return None
-        if node.kind == "tuple":
-            if len(node.items) != 2 or not all(isinstance(item, Num | Sym | Op) for item in node.items):
-                return None
-            low, high = node.items
-            if infinity(low) > 0 or infinity(high) < 0:
-                return None
-            return None, [(None if infinity(low) else low, node.ends[0] == "[", None if infinity(high) else high, node.ends[1] == "]")]
-        if node.kind == "set":
-            return None, self.union([(item, True, item, True) for item in node.items]) if len(node.items) <= MAX_ITEMS else None
-        if len(node.items) > MAX_ITEMS:
-            return None
-        parts = [self.real_set(item) if self.is_real_set(item) or isinstance(item, Rel) else None for item in node.items]
-        if None in parts:
-            return None
-        variable = next((v for v, _ in parts if v), None)
-        if node.kind == "list" and all(isinstance(item, Rel) for item in node.items):
-            both = parts[0][1]
-            for _, pieces in parts[1:]:
-                both = self.intersection(both, pieces)
-            if both:
-                return variable, both
-        return variable, self.union([piece for _, pieces in parts for piece in pieces])
-
-    def solution(self, rel: Rel) -> tuple[str | None, list] | None:
-        """The solution set of `x > 2`, `0 < x <= 3`, `|x| >= 5`, `2x + 1 < 5`, `x \\ne 1`, `x \\in (0, 1)`, `x = 3`."""
-        terms, ops = rel.terms, rel.ops
-        if ops == ["in"]:
-            found = self.real_set(terms[1])
-            return found and (str(terms[0]), found[1])
-        if not set(ops) <= INEQUALITIES | {"="}:
-            return None
-        if len(terms) == 2:
-            left, right, op = terms[0], terms[1], ops[0]
-            if is_label(right) and not is_label(left) or not names_of_symbols(left):
-                left, right, op = right, left, FLIPPED[op]
-            if isinstance(left, Op) and left.head == "abs" and names_of_symbols(left):
-                inner, minus = left.args[0], Op("neg", (right,))
-                if op in ("<", "<="):
-                    return self.solution(Rel([minus, inner, right], [op, op]))
-                halves = self.solution(Rel([inner, minus], [FLIPPED[op]])), self.solution(Rel([inner, right], [op]))
-                if None in halves or op in ("=", "!="):
-                    return None
-                return halves[0][0], self.union(halves[0][1] + halves[1][1])
-            solved = self.isolate(left, right)
-            if solved is None:
-                return None
-            variable, bound, flips = solved
-            op = FLIPPED[op] if flips else op
-            if infinity(bound):
-                bound = None
-            return variable, {
-                "<": [(None, False, bound, False)], "<=": [(None, False, bound, True)], ">": [(bound, False, None, False)],
-                ">=": [(bound, True, None, False)], "=": [(bound, True, bound, True)],
-                "!=": [(None, False, bound, False), (bound, False, None, False)]}[op]
-        if len(terms) == 3 and "=" not in ops and "!=" not in ops and ops[0][0] == ops[1][0]:
-            halves = self.solution(Rel([terms[1], terms[0]], [FLIPPED[ops[0]]])), self.solution(Rel(terms[1:], ops[1:]))
-            if None in halves:
-                return None
-            (variable, [first]), (_, [second]) = halves
-            if first[2] is not None or second[0] is not None:
-                first, second = second, first
-            return variable, [(first[0], first[1], second[2], second[3])]
-        return None
-
-    def isolate(self, left: Node, right: Node) -> tuple[str, Node, bool] | None:
-        """(x, c, whether the sign of the relation turns) for `left op right` as `x op c`; None if not linear in one symbol."""
-        if is_label(left) and not (names_of_symbols(left) & names_of_symbols(right)):
-            return str(left), right, False
-        names = names_of_symbols(left) | names_of_symbols(right)
-        if len(names) != 1 or not isinstance(left, Num | Sym | Op) or not isinstance(right, Num | Sym | Op):
-            return None
-        name = next(iter(names))
-        difference = Op("+", (left, Op("neg", (right,))))
-        try:
-            zero, one, two, five = (Evaluator(0, False, self.budget, env={name: Fraction(x)}).value(difference) for x in (0, 1, 2, 5))
-        except Undefined:
-            return None
-        slope = one - zero
-        if not isinstance(slope, Fraction) or not isinstance(zero, Fraction) or slope == 0 or (
-                two - zero != 2 * slope or five - zero != 5 * slope):
-            return None
-        return str(Sym(name)), Num(-zero / slope), slope < 0
-
-    def order(self, a: Node, b: Node) -> int:
-        """-1, 0 or 1 as a < b, a = b, a > b.
-
-        Raises:
-            Undefined: one of them is not a real constant.
-        """
-        if names_of_symbols(a) or names_of_symbols(b):
-            if a == b:
-                return 0
-            raise Undefined("ends of intervals with symbols cannot be ordered")
-        at = Evaluator(0, False, self.budget)
-        x, y = at.real(at.value(a)), at.real(at.value(b))
-        if self.close(at, x, y):
-            return 0
-        return -1 if at.num(x) < at.num(y) else 1
-
-    def union(self, pieces: list) -> list:
-        """Disjoint pieces in order."""
-        if len(pieces) > 2 * MAX_ITEMS:
-            raise Undefined("too many intervals")
-        if len(pieces) < 2:
-            return pieces
-
-        def by_low(p, q) -> int:
-            if p[0] is None or q[0] is None:
-                return (q[0] is None) - (p[0] is None)
-            return self.order(p[0], q[0]) or q[1] - p[1]
-
-        out: list = []
-        for piece in sorted(pieces, key=cmp_to_key(by_low)):
-            if out and self.touches(out[-1], piece):
-                low, low_closed, high, high_closed = out[-1]
-                if high is not None and (piece[2] is None or self.order(high, piece[2]) < 0):
-                    high, high_closed = piece[2], piece[3]
-                elif high is not None and self.order(high, piece[2]) == 0:
-                    high_closed = high_closed or piece[3]
-                out[-1] = (low, low_closed, high, high_closed)
-            else:
-                out.append(piece)
-        return out
-
-    def touches(self, p: tuple, q: tuple) -> bool:
-        """Whether q, which starts no earlier than p, continues it without a gap."""
-        if p[2] is None or q[0] is None:
-            return True
-        order = self.order(p[2], q[0])
-        return order > 0 or order == 0 and (p[3] or q[1])
-
-    def complement(self, pieces: list) -> list:
-        out, low, closed, open_end = [], None, False, True
-        for piece in self.union(pieces):
-            if piece[0] is not None:
-                out.append((low, closed, piece[0], not piece[1]))
-            low, closed = piece[2], not piece[3]
-            open_end = piece[2] is not None
-        return out + [(low, closed, None, False)] if open_end else out
-
-    def intersection(self, left: list, right: list) -> list:
-        pieces = self.complement(self.complement(left) + self.complement(right))
-        return [p for p in pieces if p[0] is None or p[2] is None or self.order(p[0], p[2]) < 0 or p[1] and p[3]]
-
     def sets_equal(self, a: tuple, b: tuple) -> bool:
         if a[0] and b[0] and a[0] != b[0]:
             return self.no("the inequalities are about different variables")
-        a, b = self.union(a[1]), self.union(b[1])
+        a, b = self.line.union(a[1]), self.line.union(b[1])
         return len(a) == len(b) and all(
             p[1] == q[1] and p[3] == q[3] and all(
                 x is y is None or x is not None and y is not None and self.scalars(x, y) for x, y in ((p[0], q[0]), (p[2], q[2])))
@@ -516,12 +337,11 @@ class Judge:
             return self.percents(a, b, percents)
         if self.same_value(a, b):
             return True
-        heads = names_of(a), names_of(b)
-        for x, y, with_degrees, with_pi in ((a, b, *heads), (b, a, *reversed(heads))):
-            if isinstance(x, Op) and x.head == "degree" and "@pi" in with_pi and "@degree" not in with_pi:
+        for x, y in ((a, b), (b, a)):
+            if isinstance(x, Op) and x.head == "degree" and "pi" in contents(y)[1] and "degree" not in contents(y)[1]:
                 return self.same_value(Op("radians", x.args), y)
         stripped = without_letter_unit(b)
-        if stripped is not None and not names_of_symbols(a):
+        if stripped is not None and not symbols(a):
             return self.same_value(a, stripped)
         return self.no("the values differ")
 
@@ -532,27 +352,26 @@ class Judge:
         if self.same_value(Op("percent", (number,)), other):
             return True
         at = Evaluator(0, False, self.budget)
-        return (not names_of_symbols(number) and abs(at.num(at.value(number))) >= 1 and self.same_value(number, other)) or self.no(
+        return (not symbols(number) and abs(at.num(at.value(number))) >= 1 and self.same_value(number, other)) or self.no(
             "p% is p/100")
 
     def same_value(self, a: Node, b: Node) -> bool:
         """Equality at random points, exact wherever the values are rational."""
         if a == b:
             return True
-        names = names_of(a) | names_of(b)
-        symbols = {n for n in names if n[0] != "@"}
-        if not symbols and not names & {"@call", "@sub", "@int", "@lim"}:
+        names, heads = map(set.union, contents(a), contents(b))
+        if not names and not heads & OPAQUE:
             at = Evaluator(0, False, self.budget)
             try:
                 x, y = at.value(a), at.value(b)
             except Undefined as error:
                 return self.no(f"no value: {error}")
-            return self.close(at, x, y, a, b) or self.literal(at, x, y, a, b)
-        whole = bool(names & WHOLE_HEADS) or negative_base(a) or negative_base(b)
-        complex_allowed = "@i" in names
+            return close(at, x, y, a, b) or self.literal(at, x, y, a, b)
+        whole = bool(heads & WHOLE) or negative_base(a) or negative_base(b)
+        complex_allowed = "i" in heads
         good = complex_good = 0
         complex_bad = False
-        stepwise = names & {"@floor", "@ceil", "@mod"} and not names & {"@sum", "@prod"}
+        stepwise = heads & STEPS and not heads & {"sum", "prod"}
         for index in range(WHOLE_POINTS if stepwise else POINTS + 3 if whole else POINTS):
             if complex_allowed and index >= 4 and not whole:
                 break                                       # branch cuts: explicit i, positive symbols only
@@ -563,7 +382,7 @@ class Judge:
                 if self.budget[0] < 0:
                     raise
                 continue
-            same = self.close(at, x, y, a, b)
+            same = close(at, x, y, a, b)
             if complex_allowed or not (at.left_reals or isinstance(x, at.ctx.mpc) or isinstance(y, at.ctx.mpc)):
                 if not same:
                     return False
@@ -571,20 +390,6 @@ class Judge:
             else:
                 complex_good, complex_bad = complex_good + same, complex_bad or not same
         return good >= 2 or complex_good >= 2 and not complex_bad
-
-    def close(self, at: Evaluator, x, y, a: Node | None = None, b: Node | None = None) -> bool:
-        """Whether two values are the same number, of any size: relative difference below 10^-NOISE."""
-        if isinstance(x, Fraction) and isinstance(y, Fraction):
-            return x == y
-        tiny = -3 * NOISE                                    # in bits, above 10^-NOISE
-        if a is not None and (at.magnitude(x) < tiny or x == 0) and (at.magnitude(y) < tiny or y == 0):
-            finer = Evaluator(at.index, at.whole, self.budget, 2 * DIGITS + 20, dict(at.env))
-            x, y = finer.num(finer.value(a)), finer.num(finer.value(b))
-            zero = [finer.magnitude(v) < -8 * NOISE or v == 0 for v in (x, y)]
-            return all(zero) and not (isinstance(a, Num) and a.value) or not any(zero) and abs(x - y) <= abs(x) * finer.ctx.mpf(10) ** -NOISE
-        ctx = context(at.digits)
-        x, y = at.num(x), at.num(y)
-        return abs(x - y) <= max(abs(x), abs(y)) * ctx.mpf(10) ** -NOISE
 
     def literal(self, at: Evaluator, x, y, a: Node, b: Node) -> bool:
         """A decimal literal of at least `LITERAL_DIGITS` digits against an exact value that it rounds to."""
@@ -595,122 +400,3 @@ class Judge:
                 if difference <= unit:
                     return True
         return False
-
-
-# ------------------------------------------------------------------------------------------------ questions of form
-
-
-def names_of_symbols(node: Node) -> set[str]:
-    return {name for name in names_of(node) if name[0] != "@"}
-
-
-def is_constant(node: Node) -> bool:
-    return isinstance(node, Num | Op | Quantity) and not names_of_symbols(node)
-
-
-def infinity(node: Node) -> int:
-    """1 for infinity, -1 for minus infinity, 0 for all else."""
-    if isinstance(node, Op) and node.head == "inf":
-        return 1
-    if isinstance(node, Op) and node.head == "neg":
-        return -infinity(node.args[0])
-    return 0
-
-
-def is_label(node: Node) -> bool:
-    """Whether a tree can name a value: x, x_1, f(x), |AB|, AB, the angle ABC, (p, q)."""
-    if isinstance(node, Sym):
-        return True
-    if isinstance(node, Seq):
-        return node.kind == "tuple" and all(map(is_label, node.items))
-    if isinstance(node, Ratio):
-        return all(map(is_label, node.parts))
-    if not isinstance(node, Op):
-        return False
-    if node.head in ("call", "sub"):
-        return all(isinstance(arg, str | Num) or is_label(arg) or node.head == "sub" for arg in node.args)
-    if node.head in ("e", "i"):                                   # as in AE = 5
-        return False
-    if node.head in ("abs", "min", "max", "gcd", "lcm", "arg", "det"):
-        return all(names_of_symbols(arg) for arg in node.args)
-    return is_word_label(node)
-
-
-def is_word_label(node: Node) -> bool:
-    """A product of capital letters (`AB`, a segment), or of an m and an angle."""
-    if not isinstance(node, Op) or node.head != "*":
-        return False
-    names = [factor.name if isinstance(factor, Sym) else "" for factor in node.args]
-    return all(n[:1].isupper() for n in names) or len(names) == 2 and names[0] == "m" and names[1].startswith("\\angle")
-
-
-def same_function(a: Node, b: Node) -> dict[str, Node] | None:
-    """The renaming of arguments that turns label `b` into label `a`: f(t) into f(x)."""
-    if not all(isinstance(n, Op) and n.head == "call" and len(n.args) > 1 for n in (a, b)) or len(a.args) != len(b.args):
-        return None
-    if a.args[0] != b.args[0] or not all(isinstance(x, Sym) for n in (a, b) for x in n.args[1:]):
-        return None
-    return {y.name: x for x, y in zip(a.args[1:], b.args[1:])}
-
-
-def substitute(node, values: dict[str, Node]):
-    """The tree with symbols replaced."""
-    if isinstance(node, Sym):
-        return values.get(node.name, node)
-    if isinstance(node, Op):
-        return Op(node.head, tuple(substitute(arg, values) for arg in node.args))
-    if isinstance(node, Seq):
-        return Seq(node.kind, [substitute(item, values) for item in node.items], node.ends)
-    return node
-
-
-def count_heads(node, head: str) -> int:
-    if isinstance(node, Op):
-        return (node.head == head) + sum(count_heads(arg, head) for arg in node.args)
-    if isinstance(node, Seq):
-        return sum(count_heads(item, head) for item in node.items)
-    if isinstance(node, Rel):
-        return sum(count_heads(term, head) for term in node.terms)
-    return count_heads(node.value, head) if isinstance(node, Quantity) else 0
-
-
-def choose(node, signs: list[int], together: bool):
-    """The tree with its plus-minus signs chosen: in order from `signs`, or all the first one (minus-plus: its opposite)."""
-    rest = list(signs)
-
-    def walk(node):
-        if isinstance(node, Op):
-            if node.head in ("pm", "mp"):
-                sign = rest[0] if together else rest.pop(0)
-                inner = walk(node.args[0])
-                return inner if (sign > 0) == (node.head == "pm") else Op("neg", (inner,))
-            return Op(node.head, tuple(map(walk, node.args)))
-        if isinstance(node, Seq):
-            return Seq(node.kind, list(map(walk, node.items)), node.ends)
-        if isinstance(node, Rel):
-            return Rel(list(map(walk, node.terms)), node.ops)
-        return Quantity(walk(node.value), node.unit) if isinstance(node, Quantity) else node
-
-    return walk(node)
-
-
-def negative_base(node) -> bool:
-    """Whether a negative number is raised to a power with symbols, as in `(-1)^n`."""
-    if not isinstance(node, Op):
-        return False
-    if node.head == "^" and isinstance(node.args[0], Op) and node.args[0].head == "neg" and names_of_symbols(node.args[1]):
-        return not names_of_symbols(node.args[0])
-    return any(map(negative_base, node.args))
-
-
-def without_letter_unit(node: Node) -> Node | None:
-    """`5` of `5m`, `5 m^2`, `5 m/s`: a numeral times letters that are units; None for all else."""
-    if isinstance(node, Op) and node.head in ("*", "/"):
-        value, *units = node.args
-        for unit in units:
-            if isinstance(unit, Op) and unit.head == "^" and isinstance(unit.args[1], Num):
-                unit = unit.args[0]
-            if not isinstance(unit, Sym) or unit.name not in SINGLE_LETTERS:
-                return None
-        return value if isinstance(value, Num) else without_letter_unit(value)
-    return None

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from nano_exgrpo.tokens import FUNCTIONS, MAX_CHARS, Token, split_word, tokenize
+from nano_exgrpo.tree import Based, Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, Sym, height
 from nano_exgrpo.units import Unit, parse_unit
 
 MAX_TOKENS = 1_500
@@ -32,73 +33,6 @@ MAX_HEIGHT = 80          # of the tree
 
 class ParseError(ValueError):
     """The text is not, as a whole, an answer that the grammar knows."""
-
-
-# ------------------------------------------------------------------------------------------------------- the tree
-
-
-@dataclass(slots=True)
-class Num:
-    """A rational literal; `digits`: significant digits if it was written as a decimal, else 0."""
-
-    value: Fraction
-    digits: int = 0
-
-
-@dataclass(slots=True)
-class Sym:
-    """A symbol, subscripts and primes included in its name."""
-
-    name: str
-
-
-@dataclass(slots=True)
-class Op:
-    """An operation: head "+", "*", "/", "^", "neg", "pm", "mp", a function's name, "pi", "call", "sub", ..."""
-
-    head: str
-    args: tuple = ()
-
-
-@dataclass(slots=True)
-class Seq:
-    """kind "list" (unordered), "or" (alternatives), "set" (braces), "tuple" (ordered; ends as written)."""
-
-    kind: str
-    items: list
-    ends: str = "()"
-
-
-@dataclass(slots=True)
-class Rel:
-    """A chain of relations: terms[0] ops[0] terms[1] ops[1] ..."""
-
-    terms: list
-    ops: list[str]
-
-
-@dataclass(slots=True)
-class Matrix:
-    rows: list[list]
-
-
-@dataclass(slots=True)
-class Quantity:
-    value: object
-    unit: Unit
-
-
-@dataclass(slots=True)
-class Based:
-    """A numeral in a stated base, compared as written."""
-
-    digits: str
-    base: str
-
-
-@dataclass(slots=True)
-class Ratio:
-    parts: list
 
 
 POSITIVE = Seq("tuple", [Num(Fraction(0)), Op("inf")])
@@ -112,8 +46,6 @@ PHRASES = {
                      "there are no solutions", "empty set", "the empty set"], Seq("set", [])),
     **dict.fromkeys(["infinity", "infinite", "infinitely many", "infinitely many solutions", "positive infinity"], Op("inf")),
 }
-Node = Num | Sym | Op | Seq | Rel | Matrix | Quantity | Based | Ratio
-
 QUALIFIERS = {"for", "where", "with"}
 RELATIONS = {"=", "<", ">", "<=", ">=", "!=", "~=", "==", "->", "=>", "in", "notin"}
 CALLED = set("fghFG")                    # letters that name functions: f(x) is never f times x
@@ -139,33 +71,9 @@ def parse_tokens(tokens: list[Token]) -> Node:
     if len(tokens) > MAX_TOKENS:
         raise ParseError(f"longer than {MAX_TOKENS} tokens")
     tree = Parser(tokens).parse()
-    if height(tree) > MAX_HEIGHT:
+    if height(tree, MAX_HEIGHT) == MAX_HEIGHT:
         raise ParseError("nested too deeply")
     return tree
-
-
-def height(tree: Node) -> int:
-    """The height of a tree, found without recursion."""
-    level, deepest = [tree], 0
-    while level and deepest <= MAX_HEIGHT:
-        level = [child for node in level for child in children(node)]
-        deepest += 1
-    return deepest
-
-
-def children(node) -> list:
-    """The nodes directly below a node."""
-    if isinstance(node, Op):
-        return [arg for arg in node.args if not isinstance(arg, str)]
-    if isinstance(node, Seq):
-        return node.items
-    if isinstance(node, Rel):
-        return node.terms
-    if isinstance(node, Matrix):
-        return [cell for row in node.rows for cell in row]
-    if isinstance(node, Ratio):
-        return node.parts
-    return [node.value] if isinstance(node, Quantity) else []
 
 
 @dataclass
@@ -872,7 +780,7 @@ def times(a: Node, b: Node) -> Node:
 
 
 def in_radians(node: Node, function: str) -> Node:
-    """The argument of a trigonometric function with its degrees converted: `sin 30^\circ`."""
+    """The argument of a trigonometric function with its degrees converted: `sin 30°`."""
     if isinstance(node, Op) and function in ("sin", "cos", "tan", "cot", "sec", "csc"):
         return Op("radians" if node.head == "degree" else node.head, tuple(in_radians(arg, function) for arg in node.args))
     return node

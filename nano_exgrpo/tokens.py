@@ -154,7 +154,7 @@ def _numeral(digits: str) -> re.Pattern[str]:
 
 
 _NUMERAL, _NUMERAL_LIST = _numeral(_DIGITS), _numeral(_DIGITS_LIST)
-_COMMAND = re.compile(r"\\([a-zA-Z]+|.)\*?", re.DOTALL)
+_COMMAND = re.compile(r"\\([a-zA-Z]+|.|$)\*?", re.DOTALL)
 _SIGNS = re.compile(r"\*\*|<=|>=|!=|==|->|=>|\.\.\.+|[-+*/^_()\[\]{}|,;:.=<>!'%&]")
 _LETTERS = re.compile(r"[A-Za-z]+")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -251,8 +251,7 @@ class _Lexer:
             self.add("word", run)
 
     def read_command(self) -> None:
-        match = self.step(_COMMAND)
-        name = match[1] if match else ""
+        name = self.step(_COMMAND)[1]                            # "" for a backslash at the very end
         if name in _TEXT:
             self.read_text(name)
         elif name in ("begin", "end"):
@@ -356,4 +355,6 @@ def tokenize(text: str, lists: bool = False) -> list[Token]:
         tokens.append(token)
     while tokens and tokens[-1].text in (".", ",", ";"):
         tokens.pop()
+    if sum(t.kind == "word" for t in tokens) > 1 and all(t.kind == "word" and len(t.text) > 1 for t in tokens):
+        tokens = [Token("text", t.text.lower()) for t in tokens]  # "all real numbers" is no product
     return tokens + [Token("end", "")]

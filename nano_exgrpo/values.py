@@ -20,7 +20,7 @@ import threading
 from fractions import Fraction
 from functools import lru_cache
 
-from nano_exgrpo.latex import Matrix, Node, Num, Op, Quantity, Seq, Sym
+from nano_exgrpo.tree import Matrix, Node, Num, Op, Rel, Seq, Sym
 
 DIGITS = 60                 # working precision in decimal digits
 MAX_BITS = 20_000           # of exact integers
@@ -386,8 +386,6 @@ class Evaluator:
 
     def big(self, head: str, low: Node, high: Node, body: Node):
         """Sums and products with few terms are written out, anything else is opaque."""
-        from nano_exgrpo.latex import Rel
-
         if isinstance(low, Rel) and low.ops == ["="] and isinstance(low.terms[0], Sym | Op):
             variable = low.terms[0].name if isinstance(low.terms[0], Sym) else low.terms[0].head
             start, stop = self.value(low.terms[1]), None
@@ -460,21 +458,20 @@ def _integer_root(a: int, n: int) -> int:
         x = y
 
 
-def names_of(node, found: set[str] | None = None) -> set[str]:
-    """The names of all symbols and the heads of all operations in a tree (heads with a leading "@")."""
-    found = set() if found is None else found
-    if isinstance(node, Sym):
-        found.add(node.name)
-    elif isinstance(node, Op):
-        found.add("@" + node.head)
-        for arg in node.args:
-            names_of(arg, found)
-    elif isinstance(node, Quantity):
-        names_of(node.value, found)
-    else:
-        for child in getattr(node, "items", None) or getattr(node, "terms", None) or getattr(node, "parts", None) or ():
-            names_of(child, found)
-        for row in getattr(node, "rows", ()):
-            for cell in row:
-                names_of(cell, found)
-    return found
+def close(at: Evaluator, x, y, a: Node | None = None, b: Node | None = None) -> bool:
+    """Whether two values are the same number, of any size: relative difference below 10^-NOISE.
+
+    Where both nearly vanish, rounding could hide a difference or a zero: their trees `a` and `b` are evaluated again
+    with more than twice the digits, and a value that shrinks with the precision is zero.
+    """
+    if isinstance(x, Fraction) and isinstance(y, Fraction):
+        return x == y
+    tiny = -3 * NOISE                                            # in bits, above 10^-NOISE
+    if a is not None and all(v == 0 or at.magnitude(v) < tiny for v in (x, y)):
+        at = Evaluator(at.index, at.whole, at.budget, 2 * DIGITS + 20, dict(at.env))
+        x, y = at.value(a), at.value(b)
+        zero = [v == 0 or not isinstance(v, Fraction) and at.magnitude(v) < -8 * NOISE for v in (x, y)]
+        if any(zero):
+            return all(zero)
+    x, y = at.num(x), at.num(y)
+    return abs(x - y) <= max(abs(x), abs(y)) * at.ctx.mpf(10) ** -NOISE

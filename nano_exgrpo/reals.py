@@ -1,0 +1,204 @@
+"""Sets of real numbers for the answer checker: an interval and the inequality that it solves to are equal.
+
+A set is a list of pieces (low, low closed, high, high closed) whose ends are trees, None for an infinity.
+`RealLine.real_set` reads one from an interval, a union, a finite set, an inequality or a chain of them;
+unions, complements and intersections are computed where the ends are constants, which can be ordered.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import cmp_to_key
+
+from nano_exgrpo.tree import Node, Num, Op, Rel, Seq, Sym, infinity, is_label, symbols
+from nano_exgrpo.values import Evaluator, Undefined, close
+
+MAX_PIECES = 64
+INEQUALITIES = {"<", ">", "<=", ">=", "!="}
+FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "="}
+
+Piece = tuple[Node | None, bool, Node | None, bool]
+
+
+class RealLine:
+    """Reads and combines sets of reals; `budget` is the work left to this verdict (see `values`)."""
+
+    def __init__(self, budget: list[int]):
+        self.budget = budget
+
+    def is_real_set(self, node: Node) -> bool:
+        """Whether a tree can only be a set of reals (a pair in parentheses may also be a point)."""
+        if isinstance(node, Op):
+            return node.head in ("cup", "cap", "setminus", "reals")
+        if isinstance(node, Rel):
+            return bool(set(node.ops) & (INEQUALITIES | {"in"}))
+        if isinstance(node, Seq):
+            if node.kind == "tuple":
+                return len(node.items) == 2 and (node.ends != "()" or any(infinity(item) for item in node.items))
+            return len(node.items) > 1 and all(self.is_real_set(item) for item in node.items)
+        return False
+
+    def real_set(self, node: Node) -> tuple[str | None, list[Piece]] | None:
+        """(variable, pieces) of an interval, union, inequality, ...; None for anything else."""
+        if isinstance(node, Op):
+            if node.head == "reals":
+                return None, [(None, False, None, False)]
+            if node.head == "+" and len(node.args) == 2 and isinstance(node.args[1], Op) and node.args[1].head == "neg":
+                node = Op("setminus", (node.args[0], node.args[1].args[0]))      # R - {1}
+            if node.head not in ("cup", "cap", "setminus"):
+                return None
+            parts = [self.real_set(arg) for arg in node.args]
+            if None in parts:
+                return None
+            (variable, left), (_, right) = parts
+            if node.head == "cup":
+                return variable, self.union(left + right)
+            right = right if node.head == "cap" else self.complement(right)
+            return variable, self.intersection(left, right)
+        if isinstance(node, Rel):
+            return self.solution(node)
+        if not isinstance(node, Seq):
+            return None
+        if node.kind == "tuple":
+            if len(node.items) != 2 or not all(isinstance(item, Num | Sym | Op) for item in node.items):
+                return None
+            low, high = node.items
+            if infinity(low) > 0 or infinity(high) < 0:
+                return None
+            return None, [(None if infinity(low) else low, node.ends[0] == "[", None if infinity(high) else high, node.ends[1] == "]")]
+        if node.kind == "set":
+            return None, self.union([(item, True, item, True) for item in node.items]) if len(node.items) <= MAX_PIECES else None
+        if len(node.items) > MAX_PIECES:
+            return None
+        parts = [self.real_set(item) if self.is_real_set(item) or isinstance(item, Rel) else None for item in node.items]
+        if None in parts:
+            return None
+        variable = next((v for v, _ in parts if v), None)
+        if node.kind == "list" and all(isinstance(item, Rel) for item in node.items):
+            both = parts[0][1]
+            for _, pieces in parts[1:]:
+                both = self.intersection(both, pieces)
+            if both:
+                return variable, both
+        return variable, self.union([piece for _, pieces in parts for piece in pieces])
+
+    def solution(self, rel: Rel) -> tuple[str | None, list[Piece]] | None:
+        """The solution set of `x > 2`, `0 < x <= 3`, `|x| >= 5`, `2x + 1 < 5`, `x \\ne 1`, `x \\in (0, 1)`, `x = 3`."""
+        terms, ops = rel.terms, rel.ops
+        if ops == ["in"]:
+            found = self.real_set(terms[1])
+            return found and (str(terms[0]), found[1])
+        if not set(ops) <= INEQUALITIES | {"="}:
+            return None
+        if len(terms) == 2:
+            left, right, op = terms[0], terms[1], ops[0]
+            if is_label(right) and not is_label(left) or not symbols(left):
+                left, right, op = right, left, FLIPPED[op]
+            if isinstance(left, Op) and left.head == "abs" and symbols(left):
+                inner, minus = left.args[0], Op("neg", (right,))
+                if op in ("<", "<="):
+                    return self.solution(Rel([minus, inner, right], [op, op]))
+                halves = self.solution(Rel([inner, minus], [FLIPPED[op]])), self.solution(Rel([inner, right], [op]))
+                if None in halves or op in ("=", "!="):
+                    return None
+                return halves[0][0], self.union(halves[0][1] + halves[1][1])
+            solved = self.isolate(left, right)
+            if solved is None:
+                return None
+            variable, bound, flips = solved
+            op = FLIPPED[op] if flips else op
+            if infinity(bound):
+                bound = None
+            return variable, {
+                "<": [(None, False, bound, False)], "<=": [(None, False, bound, True)], ">": [(bound, False, None, False)],
+                ">=": [(bound, True, None, False)], "=": [(bound, True, bound, True)],
+                "!=": [(None, False, bound, False), (bound, False, None, False)]}[op]
+        if len(terms) == 3 and "=" not in ops and "!=" not in ops and ops[0][0] == ops[1][0]:
+            halves = self.solution(Rel([terms[1], terms[0]], [FLIPPED[ops[0]]])), self.solution(Rel(terms[1:], ops[1:]))
+            if None in halves:
+                return None
+            (variable, [first]), (_, [second]) = halves
+            if first[2] is not None or second[0] is not None:
+                first, second = second, first
+            return variable, [(first[0], first[1], second[2], second[3])]
+        return None
+
+    def isolate(self, left: Node, right: Node) -> tuple[str, Node, bool] | None:
+        """(x, c, whether the sign of the relation turns) for `left op right` as `x op c`; None if not linear in one symbol."""
+        if is_label(left) and not (symbols(left) & symbols(right)):
+            return str(left), right, False
+        names = symbols(left) | symbols(right)
+        if len(names) != 1 or not isinstance(left, Num | Sym | Op) or not isinstance(right, Num | Sym | Op):
+            return None
+        name = next(iter(names))
+        difference = Op("+", (left, Op("neg", (right,))))
+        try:
+            zero, one, two, five = (Evaluator(0, False, self.budget, env={name: Fraction(x)}).value(difference) for x in (0, 1, 2, 5))
+        except Undefined:
+            return None
+        slope = one - zero
+        if not isinstance(slope, Fraction) or not isinstance(zero, Fraction) or slope == 0 or (
+                two - zero != 2 * slope or five - zero != 5 * slope):
+            return None
+        return str(Sym(name)), Num(-zero / slope), slope < 0
+
+    def order(self, a: Node, b: Node) -> int:
+        """-1, 0 or 1 as a < b, a = b, a > b.
+
+        Raises:
+            Undefined: one of them is not a real constant.
+        """
+        if symbols(a) or symbols(b):
+            if a == b:
+                return 0
+            raise Undefined("ends of intervals with symbols cannot be ordered")
+        at = Evaluator(0, False, self.budget)
+        x, y = at.real(at.value(a)), at.real(at.value(b))
+        if close(at, x, y):
+            return 0
+        return -1 if at.num(x) < at.num(y) else 1
+
+    def union(self, pieces: list[Piece]) -> list[Piece]:
+        """Disjoint pieces in order."""
+        if len(pieces) > 2 * MAX_PIECES:
+            raise Undefined("too many intervals")
+        if len(pieces) < 2:
+            return pieces
+
+        def by_low(p, q) -> int:
+            if p[0] is None or q[0] is None:
+                return (q[0] is None) - (p[0] is None)
+            return self.order(p[0], q[0]) or q[1] - p[1]
+
+        out: list = []
+        for piece in sorted(pieces, key=cmp_to_key(by_low)):
+            if out and self.touches(out[-1], piece):
+                low, low_closed, high, high_closed = out[-1]
+                if high is not None and (piece[2] is None or self.order(high, piece[2]) < 0):
+                    high, high_closed = piece[2], piece[3]
+                elif high is not None and self.order(high, piece[2]) == 0:
+                    high_closed = high_closed or piece[3]
+                out[-1] = (low, low_closed, high, high_closed)
+            else:
+                out.append(piece)
+        return out
+
+    def touches(self, p: Piece, q: Piece) -> bool:
+        """Whether q, which starts no earlier than p, continues it without a gap."""
+        if p[2] is None or q[0] is None:
+            return True
+        order = self.order(p[2], q[0])
+        return order > 0 or order == 0 and (p[3] or q[1])
+
+    def complement(self, pieces: list[Piece]) -> list[Piece]:
+        out, low, closed, open_end = [], None, False, True
+        for piece in self.union(pieces):
+            if piece[0] is not None:
+                out.append((low, closed, piece[0], not piece[1]))
+            low, closed = piece[2], not piece[3]
+            open_end = piece[2] is not None
+        return out + [(low, closed, None, False)] if open_end else out
+
+    def intersection(self, left: list[Piece], right: list[Piece]) -> list[Piece]:
+        pieces = self.complement(self.complement(left) + self.complement(right))
+        return [p for p in pieces if p[0] is None or p[2] is None or self.order(p[0], p[2]) < 0 or p[1] and p[3]]
