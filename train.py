@@ -463,6 +463,7 @@ def warmed_up_policy(config: TrainConfig, device: torch.device, stop: StopReques
             kept = {q.prompt for q in held_out}
             asked = [q for q in sum_questions(count, seed=config.seed, terms=terms, largest=config.toy_largest) if q.prompt not in kept]
         pairs = toy.demonstrations(asked, reasoning=config.toy_reasoning, seed=config.seed, largest=config.toy_largest)
+        skilled = toy.demonstrations(asked, reasoning=1.0, seed=config.seed, largest=config.toy_largest)
     elif config.warmup_data:
         pairs = []
         for where, row in read_jsonl(config.warmup_data):
@@ -472,11 +473,14 @@ def warmed_up_policy(config: TrainConfig, device: torch.device, stop: StopReques
     else:
         raise InputError("--warmup-steps on a real model needs demonstrations: name them with --warmup-data")
     end = torch.tensor([end_of_turn(policy.tokenizer)])
-    examples = [
-        (encode_prompt(policy, prompt, config.system_prompt), torch.cat([text_ids(policy, response), end]))
-        for prompt, response in pairs
-    ]
-    with tqdm(total=config.warmup_steps, desc="warm-up") as progress:
+
+    def encode(demonstrations: Sequence[tuple[str, str]]) -> list[tuple[Tensor, Tensor]]:
+        return [(encode_prompt(policy, prompt, config.system_prompt), torch.cat([text_ids(policy, response), end])) for prompt, response in demonstrations]
+
+    phases = [(encode(pairs), config.warmup_steps, config.warmup_lr)]
+    if is_toy and config.toy_skill_steps:
+        phases.insert(0, (encode(skilled), config.toy_skill_steps, config.toy_skill_lr))
+    with tqdm(total=sum(steps for _, steps, _ in phases), desc="warm-up") as progress:
 
         def on_step(step: int, loss: float) -> None:
             progress.update()
@@ -484,10 +488,8 @@ def warmed_up_policy(config: TrainConfig, device: torch.device, stop: StopReques
             if stop.requested:
                 raise Interrupted("stopped during the warm-up; nothing was saved, so start again with the same command")
 
-        toy.warm_up(
-            policy, examples, steps=config.warmup_steps, batch_size=config.warmup_batch, lr=config.warmup_lr,
-            seed=config.seed, on_step=on_step,
-        )  # fmt: skip
+        for examples, steps, lr in phases:
+            toy.warm_up(policy, examples, steps=steps, batch_size=config.warmup_batch, lr=lr, seed=config.seed, on_step=on_step)
     if is_toy:
         save_model(policy, cache)
     return policy

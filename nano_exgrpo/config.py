@@ -88,6 +88,8 @@ class TrainConfig:
     toy_largest: int = setting(9, "every term of a sum lies in 1..largest")
     toy_reasoning: float = setting(0.2, "share of the demonstrations that reason; the rest guess")
     toy_demonstrations: int = setting(0, "different sums in the demonstrations, none of them held out; 0: the training questions")
+    toy_skill_steps: int = setting(0, "warm-up steps on reasoning alone, before the demonstrations that mostly guess: first the skill, then the bad habit")
+    toy_skill_lr: float = setting(6e-3, "peak learning rate of those steps")
     toy_hidden: int = setting(96, "width of the toy policy")
     toy_layers: int = setting(3, "layers of the toy policy")
     # ---- the run
@@ -253,6 +255,7 @@ def validate(config: TrainConfig) -> None:
     need(0 < config.clip_range < 1, "clip_range", "between 0 and 1")
     need(config.lr > 0, "lr", "above 0")
     need(config.warmup_lr > 0, "warmup_lr", "above 0")
+    need(config.toy_skill_lr > 0, "toy_skill_lr", "above 0")
     need(config.grad_clip > 0, "grad_clip", "above 0")
     need(config.weight_decay >= 0, "weight_decay", "0 or more")
     need(0 <= config.seed < 2**63, "seed", "between 0 and 2**63 - 1")
@@ -266,7 +269,7 @@ def validate(config: TrainConfig) -> None:
         "toy_hidden", "toy_layers", "warmup_batch",
     ):  # fmt: skip
         need(getattr(config, name) >= 1, name, "at least 1")
-    for name in ("lora_rank", "steps", "eval_every", "save_every", "warmup_steps", "toy_demonstrations", "max_per_question", "threads"):
+    for name in ("lora_rank", "steps", "eval_every", "save_every", "warmup_steps", "toy_demonstrations", "toy_skill_steps", "max_per_question", "threads"):
         need(getattr(config, name) >= 0, name, "0 or more")
     need(config.updates_per_step <= config.questions_per_step, "updates_per_step", "at most --questions-per-step")
 
