@@ -19,6 +19,7 @@ bounded, so parsing is linear in practice; nothing is evaluated here (no power, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -46,10 +47,10 @@ PHRASES = {
                      "there are no solutions", "empty set", "the empty set"], Seq("set", [])),
     **dict.fromkeys(["infinity", "infinite", "infinitely many", "infinitely many solutions", "positive infinity"], Op("inf")),
 }
+TRIGONOMETRIC = {"sin", "cos", "tan", "cot", "sec", "csc"}
 QUALIFIERS = {"for", "where", "with"}
 RELATIONS = {"=", "<", ">", "<=", ">=", "!=", "~=", "==", "->", "=>", "in", "notin"}
 CALLED = set("fghFG")                    # letters that name functions: f(x) is never f times x
-CLOSERS = {"(": ")]", "[": ")]"}
 BASE_WORDS = dict(two="2", three="3", four="4", five="5", six="6", seven="7", eight="8", nine="9", ten="10", eleven="11",
                   twelve="12", sixteen="16")
 ENDS = {"end", ",", ";", "and", "or", ")", "]", r"\}", "}", "&", "\\\\", "|"}
@@ -121,15 +122,15 @@ class Parser:
             raise ParseError(f"expected {' or '.join(signs)}, found {self.token.text or 'the end'!r}")
         return found
 
-    def nested(self, rule):
-        """Run a rule one level deeper."""
+    def nested(self, rule: Callable[[], Node], bars: int = 0):
+        """Run a rule one level deeper, with `bars` open absolute values."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise ParseError(f"nested deeper than {MAX_DEPTH}")
-        bars, may_close = self.bars, self.may_close
-        self.bars, self.may_close = 0, False
+        outer = self.bars, self.may_close
+        self.bars, self.may_close = bars, False
         node = rule()
-        self.bars, self.may_close = bars, may_close
+        self.bars, self.may_close = outer
         self.depth -= 1
         return node
 
@@ -202,7 +203,10 @@ class Parser:
             terms.append(self.ratio())
         if not ops:
             return terms[0]
-        if ops[-1] == "==" and self.command() in ("pmod", "mod", "bmod") or self.sign() == "(" and "==" in ops:
+        if ops[-1] == "==" and isinstance(terms[-1], Op) and terms[-1].head == "mod":     # n = 1 mod 4
+            terms[-1:] = terms[-1].args
+            ops.append("mod")
+        elif ops[-1] == "==" and self.command() in ("pmod", "mod", "bmod") or self.sign() == "(" and "==" in ops:
             terms.append(self.modulus())
             ops.append("mod")
         return Rel(terms, ops)
@@ -240,16 +244,14 @@ class Parser:
         return node
 
     def quantity(self) -> Node:
-        if self.sign() == "..." :
-            self.at += 1
+        if self.accept("..."):
             return Op("...")
-        if self.token.kind == "text" and self.token.text in "$€£¥":    # $5
-            currency = Unit.named(self.token.text)
+        ahead = self.tokens[self.at + (self.sign() == "-")]
+        if ahead.kind == "text" and ahead.text in "$€£¥":       # $5, -$5
+            negative = self.accept("-")
             self.at += 1
-            return Quantity(self.sum(), currency)
-        if self.sign() == "-" and self.tokens[self.at + 1].text in ("$", "€", "£", "¥") and self.tokens[self.at + 1].kind == "text":
-            self.at += 2
-            return Quantity(Op("neg", (self.sum(),)), Unit.named(self.tokens[self.at - 1].text))
+            value = self.sum()
+            return Quantity(Op("neg", (value,)) if negative else value, Unit.named(ahead.text))
         node = self.sum()
         unit = self.unit()
         return Quantity(node, unit) if unit is not None else node
@@ -300,15 +302,15 @@ class Parser:
     def starts_atom(self) -> bool:
         """Whether a factor with no sign before it can start here."""
         kind, text, *_ = self.token
+        if kind in ("word", "roman") or text == "\\mu":
+            return not self.unit_ahead()
         if kind in ("num", "name"):
             return True
-        if kind in ("word", "roman"):
-            return self.unit_ahead() is False
         if kind == "cmd":
             if text in ("min", "sec") and self.unit_ahead():
                 return False
             return not text.startswith("end") and text not in ("choose", "pmod", "bmod", "mod", "over")
-        if text == "(" and self.qualifier_ahead(self.at + 1):
+        if text == "(" and (self.tokens[self.at + 1].text == "mod" or self.qualifier_ahead(self.at + 1)):
             return False
         if kind == "op":
             return text in ("(", "{", "lfloor", "lceil") or text == "|" and not self.bars or text == "[" and not self.may_close
@@ -363,8 +365,8 @@ class Parser:
         if self.accept("{"):
             if self.sign() == "'":
                 marks = ""
-                while self.accept("'"):
-                    marks += "'"
+                while mark := self.accept("'"):
+                    marks += mark
                 self.expect("}")
                 return Sym(marks)
             node = self.nested(self.answer)
@@ -376,9 +378,8 @@ class Parser:
         if token.kind == "num" and not whole_number and token.text.isdigit() and len(token.text) > 1:
             parts = token.text[0], token.text[1:]
             self.tokens[self.at:self.at + 1] = [Token("num", digits, Fraction(int(digits))) for digits in parts]
-            token = self.token
             self.at += 1
-            return Num(token.value)
+            return Num(Fraction(int(parts[0])))
         return self.nested(self.atom)
 
     def postfix(self) -> Node:
@@ -386,23 +387,16 @@ class Parser:
 
     def suffixes(self, node: Node) -> Node:
         while True:
-            if self.sign() == "!":
-                self.at += 1
-                if self.accept("!"):
-                    node = Op("factorial2", (node,))
-                else:
-                    node = Op("factorial", (node,))
+            if self.accept("!"):
+                node = Op("factorial2" if self.accept("!") else "factorial", (node,))
             elif self.accept("%"):
                 node = Op("percent", (node,))
-            elif self.sign() == "deg":
-                self.at += 1
+            elif self.accept("deg"):
                 if self.token.kind in ("name", "roman") and self.token.text in ("C", "F"):
                     self.at += 1
                 node = Op("degree", (node,))
             elif self.accept("'"):
-                node = self.marked(node, "'")
-                if self.sign() == "(":
-                    node = self.call(node)
+                node = self.call(self.marked(node, "'"))
             elif self.sign() == "_":
                 node = self.subscript(node)
             else:
@@ -459,8 +453,6 @@ class Parser:
             self.at += 1
             return self.number(token)
         if kind == "word":
-            if text in ("sqrt",):
-                raise ParseError("sqrt")
             self.split()
             return self.atom()
         if kind in ("name", "roman"):
@@ -496,7 +488,7 @@ class Parser:
                 self.at += 1
                 node = self.nested(self.sum)
                 self.expect("r" + text[1:])
-                return Op(text[1:].replace("ceil", "ceil"), (node,))
+                return Op(text[1:], (node,))
         raise ParseError(f"unexpected {text or 'end'!r}")
 
     def number(self, token: Token) -> Node:
@@ -518,31 +510,32 @@ class Parser:
         return whole
 
     def call(self, symbol: Node) -> Node:
-        """`f(x)`, `I(0)`, `P(A)`: a symbol before parentheses, as a call if that is how it reads."""
+        """`f(x)`, `I(0)`, `u(t)`: a symbol before parentheses, as a call if that is how it reads, else as it is.
+
+        The letters in `CALLED` and primed symbols are functions; others are if all arguments are symbols or numbers.
+        Where that fails, the parentheses are read again as a factor; `not_calls` keeps that from happening twice.
+        """
         if self.sign() != "(" or self.at in self.not_calls:
             return symbol
-        name = symbol.name if isinstance(symbol, Sym) else ""
-        at = self.at
-        self.at += 1
-        depth, self.depth = self.depth, self.depth + 1
-        if self.depth > MAX_DEPTH:
-            raise ParseError(f"nested deeper than {MAX_DEPTH}")
+        state = self.at, self.depth, self.bars, self.may_close
         try:
-            bars, self.bars = self.bars, 0
-            args = [self.sum()]
-            while self.accept(","):
-                args.append(self.sum())
-            self.expect(")")
-            self.bars = bars
+            args = self.nested(self.arguments)
         except ParseError:
             args = []
-        self.depth = depth
-        simple = all(isinstance(a, Sym | Num) for a in args)
-        if args and (name[:1] in CALLED or name.endswith("'") or simple):
+        name = symbol.name if isinstance(symbol, Sym) else ""
+        if args and (name[:1] in CALLED or name.endswith("'") or all(isinstance(arg, Sym | Num) for arg in args)):
             return Op("call", (symbol, *args))
-        self.at = at
-        self.not_calls.add(at)
+        self.at, self.depth, self.bars, self.may_close = state
+        self.not_calls.add(self.at)
         return symbol
+
+    def arguments(self) -> list[Node]:
+        self.expect("(")
+        args = [self.sum()]
+        while self.accept(","):
+            args.append(self.sum())
+        self.expect(")")
+        return args
 
     def label(self) -> Node:
         """A phrase that stands for a set, or words before "=" or ":" that name what follows: `\\text{Area} = 5`."""
@@ -588,29 +581,21 @@ class Parser:
         self.bars += 1
         node = self.answer()
         self.bars -= 1
-        if self.accept("|", ":"):
+        builder = self.accept("|", ":")
+        if builder:
             self.bars += 1
             node = self.answer()
             self.bars -= 1
-            if not isinstance(node, Rel | Seq | Op):
-                raise ParseError("a set builder without a condition")
-            node = Op("where", (node,))
         self.stop.pop()
         self.expect(r"\}")
-        if isinstance(node, Op) and node.head == "where":
-            return node.args[0]
+        if builder:
+            return node
         return Seq("set", node.items if isinstance(node, Seq) and node.kind in ("list", "or") else [node])
 
     def absolute(self) -> Node:
         self.expect("|")
         doubled = self.accept("|")
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise ParseError("nested too deeply")
-        self.bars += 1
-        node = self.sum()
-        self.bars -= 1
-        self.depth -= 1
+        node = self.nested(self.sum, bars=1)
         self.expect("|")
         if doubled:
             self.expect("|")
@@ -633,19 +618,9 @@ class Parser:
         if name == "binom" or name in ("gcd", "lcm", "min", "max") and self.sign() in ("(", "{", r"\{"):
             return self.two_arguments(name)
         if name in ("overline", "hat", "dot", "ddot", "tilde", "bar"):
-            node = self.argument()
-            accented = Sym(f"\\{name} {name_of(node)}")
-            return self.call(accented)
-        if name in ("angle",):
-            letters = []
-            while self.token.kind in ("name", "word", "num") and len(letters) < 6:
-                letters.append(self.token.text)
-                self.at += 1
-                if self.accept("_"):
-                    letters.append("_" + name_of(self.argument()))
-            if not letters:
-                raise ParseError("an angle without a name")
-            return Sym("\\angle " + "".join(letters))
+            return self.call(Sym(f"\\{name} {name_of(self.argument())}"))
+        if name == "angle":
+            return self.angle()
         if name in ("sum", "prod", "int", "lim"):
             return self.big_operator(name)
         if name.startswith("begin "):
@@ -653,6 +628,18 @@ class Parser:
         if name in FUNCTIONS:
             return self.function(name)
         raise ParseError(f"unexpected \\{name}")
+
+    def angle(self) -> Node:
+        """`\\angle ABC`, `\\angle A_1`: a symbol."""
+        letters: list[str] = []
+        while self.token.kind in ("name", "word", "num") and len(letters) < 6:
+            letters.append(self.token.text)
+            self.at += 1
+            if self.accept("_"):
+                letters.append("_" + name_of(self.argument()))
+        if not letters:
+            raise ParseError("an angle without a name")
+        return Sym("\\angle " + "".join(letters))
 
     def reals(self) -> Node:
         """R, R^+, R_{+}, R^-."""
@@ -698,17 +685,15 @@ class Parser:
         while sign := self.accept("^", "_"):
             value = self.argument(whole_number=True) if sign == "_" else self.exponent()
             power, base = (value, base) if sign == "^" else (power, value)
-        if self.sign() in ("(", "{", "[") or self.sign() == "|":
-            atom = in_radians(self.nested(self.atom), name)
-            argument = Seq("tuple", atom.items) if isinstance(atom, Seq) else atom
+        if self.sign() in ("(", "{", "[", "|"):
+            argument = in_radians(self.nested(self.atom), name)
             if isinstance(argument, Seq):
                 raise ParseError(f"{name} of several arguments")
         elif self.command() in FUNCTIONS - {"sqrt"}:
             argument = self.nested(self.power)
         else:
             argument = in_radians(self.nested(self.bare_argument), name)
-        if isinstance(power, Op) and power.head == "neg" and power.args[0] == Num(Fraction(1)) and name[:3] in ("sin", "cos", "tan",
-                                                                                                         "cot", "sec", "csc"):
+        if power == Op("neg", (Num(Fraction(1)),)) and name[:3] in TRIGONOMETRIC:
             return Op("arc" + name, (argument,))
         if name == "log" and base is not None:
             node = Op("logbase", (argument, base))
@@ -753,15 +738,10 @@ class Parser:
         while self.command() != f"end {name}":
             if self.accept("\\\\"):
                 rows.append([])
-            elif self.accept("&"):
-                pass
-            else:
-                words = self.token.kind == "text" and self.token.text in ("if", "for", "when", "otherwise")
-                if words:
-                    self.at += 1
-                    if self.tokens[self.at - 1].text == "otherwise":
-                        rows[-1].append(Sym("text otherwise"))
-                        continue
+            elif self.words("otherwise"):
+                rows[-1].append(Sym("text otherwise"))
+            elif not self.accept("&"):
+                self.words("if", "for", "when")
                 rows[-1].append(self.clause())
                 self.accept(",")
         self.at += 1
@@ -781,7 +761,7 @@ def times(a: Node, b: Node) -> Node:
 
 def in_radians(node: Node, function: str) -> Node:
     """The argument of a trigonometric function with its degrees converted: `sin 30°`."""
-    if isinstance(node, Op) and function in ("sin", "cos", "tan", "cot", "sec", "csc"):
+    if isinstance(node, Op) and function in TRIGONOMETRIC:
         return Op("radians" if node.head == "degree" else node.head, tuple(in_radians(arg, function) for arg in node.args))
     return node
 

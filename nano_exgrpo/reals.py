@@ -66,6 +66,8 @@ class RealLine:
             if infinity(low) > 0 or infinity(high) < 0:
                 return None
             return None, [(None if infinity(low) else low, node.ends[0] == "[", None if infinity(high) else high, node.ends[1] == "]")]
+        if node.kind == "set" and not all(isinstance(item, Num | Sym | Op) for item in node.items):
+            return None
         if node.kind == "set":
             return None, self.union([(item, True, item, True) for item in node.items]) if len(node.items) <= MAX_PIECES else None
         if len(node.items) > MAX_PIECES:

@@ -49,7 +49,7 @@ _UNICODE = {
     "˚": r"\degree ", "′": "'", "’": "'", "‘": "'", "″": "''", "“": '"', "”": '"', "…": r"\ldots ", "⋯": r"\ldots ",
     "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "∠": r"\angle ", "△": r"\triangle ",
     "⟨": r"\langle ", "⟩": r"\rangle ", "∣": "|", "∑": r"\sum ", "∏": r"\prod ", "∫": r"\int ", "ℏ": r"\hbar ",
-    "∂": r"\partial ", "∇": r"\nabla ", "¢": r"\text{ cents}", "€": r"\text{€}", "£": r"\text{£}", "¥": r"\text{¥}", "，": ",", "；": ";", "：": ":",
+    "∀": r"\forall ", "∂": r"\partial ", "∇": r"\nabla ", "¢": r"\text{ cents}", "€": r"\text{€}", "£": r"\text{£}", "¥": r"\text{¥}", "，": ",", "；": ";", "：": ":",
     "。": ".", "、": ",", "％": r"\%", "℃": r"\degree C", "℉": r"\degree F", "⊤": r"\top ", "\u2003": " ", "\u00a0": r"\,",
     "\u2009": r"\,", "\u202f": r"\,", "\u2007": r"\,", "\u200a": r"\,", "\u2005": r"\,", "\u2006": r"\,", "\u2008": r"\,",
     "ϵ": r"\epsilon ", "ϕ": r"\phi ", "∆": r"\Delta ", "Ω": r"\Omega ", "µ": r"\mu ",
@@ -274,8 +274,8 @@ class _Lexer:
         elif name == "not":
             negated = self.step(_NEGATED)
             self.out.append(Token("bad", name) if negated is None else Token("op", "!=" if negated[1] == "=" else "notin"))
-        elif name == "$":
-            self.add("text", "$")
+        elif name in ("$", "forall"):
+            self.add("text", {"forall": "for"}.get(name, name))
         elif name not in _LAYOUT:
             self.out.append(_command(name))
 

@@ -19,6 +19,7 @@ length 1/1000 mm millimeter millimeters millimetre millimetres
 length 1000 km kilometer kilometers kilometre kilometres
 length 1/1000000000 nm nanometer nanometers
 length 1/1000000 um micron microns micrometer micrometers
+micro 1/1000000 micro
 length 127/5000 in inch inches
 length 381/1250 ft foot feet
 length 1143/1250 yd yard yards
@@ -73,7 +74,7 @@ am 1 am AM
 pm 1 pm PM
 """
 NAMED = {name: (row.split()[0], Fraction(row.split()[1])) for row in _TABLE.strip().splitlines() for name in row.split()[2:]}
-SINGLE_LETTERS = {name for name in NAMED if len(name) == 1 and name.isalpha()}
+SINGLE_LETTERS = {name for name in NAMED if len(name) == 1 and name.isalpha()} | {"\\Omega"}
 NEUTRAL = {"unit", "units", "st", "nd", "rd", "th", "total", "approximately", "approx"}
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3, "cu": 3}
 # Words that turn a number into a claim about it; a number they follow is not simply that number with a unit.
@@ -99,7 +100,9 @@ def _product(powers: list[tuple[str, int]]) -> Unit:
     factor = Fraction(1)
     for name, power in powers:
         dimension, size = NAMED.get(name) or (name, Fraction(1))
-        if dimension == "volume":
+        if dimension == "micro":                                  # a prefix
+            pass
+        elif dimension == "volume":
             dimension, size, power3 = "length", size / 1000, 3 * power
             dims[dimension] = dims.get(dimension, 0) + power3
         elif dimension == "speed":
@@ -118,6 +121,10 @@ def parse_unit(tokens: list[Token], at: int) -> tuple[Unit, int] | None:
     previous = tokens[at - 1]
     while len(powers) + len(unknown) < 7:
         kind, name, *_ = tokens[at]
+        if name == "\\mu" and tokens[at + 1].text in ("m", "g", "s", "L") and tokens[at + 1].kind == "roman":
+            powers.append(("micro", sign))
+            at += 1
+            continue
         if kind == "cmd" and name in ("min", "sec"):
             kind = "word"
         if kind in ("text", "word", "roman") or kind == "name" and powers:
@@ -135,7 +142,7 @@ def parse_unit(tokens: list[Token], at: int) -> tuple[Unit, int] | None:
             elif spelled in NAMED and not (kind == "word" and previous.kind not in ("num",) and previous.text not in ("}", ")", "!")):
                 powers.append((spelled, sign * pending))
                 pending = 1
-            elif kind == "text" and spelled not in _NOT_UNITS:
+            elif kind in ("text", "roman") and spelled not in _NOT_UNITS:
                 unknown.append(spelled.removesuffix("s"))
             else:
                 break

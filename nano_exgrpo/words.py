@@ -40,7 +40,7 @@ def same_words(gold: list[Token], answer: list[Token]) -> bool:
         return False
     if left == right:
         return True
-    if all(t.kind in ("text", "word") or t.text in ("and", ",") for t in (*gold[:-1], *answer[:-1])):
+    if all(t.kind in ("text", "word", "roman") or t.text in ("and", ",") for t in (*gold[:-1], *answer[:-1])):
         parts = [sorted(" ".join(side).replace(" , ", " and ").split(" and ")) for side in (left, right)]
         if parts[0] == parts[1]:                                # Ann and Bob; Bob and Ann
             return True
