@@ -1,0 +1,361 @@
+#!/usr/bin/env python
+"""One GRPO step, here and in TRL's GRPOTrainer: time, its parts, tokens/s and memory.
+
+    pip install "trl==1.16"
+    python bench/step.py --shape a                      the toy: 32 questions, K 8, about 9 tokens a response
+    python bench/step.py --shape b --steps 3            135M weights, vocabulary 49,152: 15 minutes on two cores
+    python bench/step.py --shape b --dtype bfloat16     the same with products in bf16, on both sides
+    python bench/step.py --shape b --memory             peak memory, each side in a process of its own
+
+Both sides start from the same weights, ask the same prompts, take the same K and lengths, and make one update a
+batch with fused AdamW (TRL: transformers backend, loss_type dr_grpo, beta 0, gradient checkpointing off on both
+sides). They take turns within one process, so that a machine whose speed drifts is fair to both; figures are
+medians. The reward is made up: half of the groups are solved or failed outright, as in real training, the rest
+are mixed. TRL gets the micro-batch of `--trl-batch` rows, this project the token budget of `--tokens`.
+
+The floors: `model.generate` on the same batch with the same settings, and a large matrix product. The update's
+FLOP/s count 6 · weights · tokens that the side passes through the model (2 forward, 4 backward; the projection only
+for response tokens; neither attention nor anything computed twice), so a side is not paid for recomputing.
+
+What was measured before it was kept (shape b, two cores, fp32 unless said):
+    own loop over tokens against `generate`, 64 new tokens: 24.2 -> 16.6 s (bf16: 15.8 -> 12.0); of which the draw by
+    inversion instead of torch.multinomial 56 -> 14 ms a token, and the prompt's forward for 8 rows instead of 64
+and what was not kept:
+    a KV cache with room to grow instead of torch.cat: 4 to 8 % of generation in bf16, within noise in fp32
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+warnings.filterwarnings("ignore")
+
+import torch
+from torch import Tensor
+
+import train
+from nano_exgrpo import toy
+from nano_exgrpo.config import resolve
+from nano_exgrpo.loss import group_advantages
+from nano_exgrpo.optim import make_optimizer
+from nano_exgrpo.policy import Policy, make_policy
+from nano_exgrpo.questions import sum_questions
+from nano_exgrpo.rollout import rollout
+
+
+@dataclass
+class Shape:
+    """What is trained on: B questions, K responses each, of at most T tokens."""
+
+    policy: Policy
+    prompts: list[str]
+    prompt_ids: list[Tensor]
+    group_size: int
+    response_length: int
+
+
+@dataclass
+class Laps:
+    """Seconds of each part of each step, and the tokens generated and rows trained in the last one."""
+
+    generate: list[float] = field(default_factory=list)
+    score: list[float] = field(default_factory=list)
+    update: list[float] = field(default_factory=list)
+    step: list[float] = field(default_factory=list)
+    tokens: int = 0
+    rows: int = 0
+
+    def median(self, name: str, warm: int) -> float:
+        return statistics.median(getattr(self, name)[warm:])
+
+
+# --------------------------------------------------------------------------------------------- shapes
+
+
+def toy_shape() -> Shape:
+    policy = toy.build_policy(seed=0)
+    questions = sum_questions(400, seed=0)
+    pairs = toy.demonstrations(questions, reasoning=0.9, seed=0)
+    ids = lambda text: torch.tensor(policy.tokenizer(text, add_special_tokens=False)["input_ids"])  # noqa: E731
+    prompt = lambda text: f"<|user|> {text} <|assistant|>"  # noqa: E731
+    examples = [(ids(prompt(q)), ids(f"{r} <|end|>")) for q, r in pairs]
+    toy.warm_up(policy, examples, steps=300, batch_size=64, lr=2e-3, seed=0)
+    prompts = [prompt(q.prompt) for q in questions[:32]]
+    return Shape(policy, prompts, [ids(p) for p in prompts], group_size=8, response_length=16)
+
+
+def llama_shape(vocabulary: int = 49_152, hidden: int = 576, layers: int = 30, questions: int = 8, prompt: int = 64, response: int = 128) -> Shape:
+    """SmolLM2-135M's shape with random weights; every "w17" of a prompt is one token."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "<eos>": 1, **{f"w{i}": i for i in range(2, vocabulary)}}
+    inner = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", pad_token="<pad>")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocabulary, hidden_size=hidden, intermediate_size=hidden * 8 // 3, num_hidden_layers=layers,
+        num_attention_heads=hidden // 64, num_key_value_heads=hidden // 192, max_position_embeddings=2048,
+        tie_word_embeddings=True, bos_token_id=None, eos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+    policy = make_policy(LlamaForCausalLM(config), tokenizer)
+    ids = [torch.randint(2, vocabulary, (prompt,)) for _ in range(questions)]
+    return Shape(policy, [" ".join(f"w{i}" for i in row.tolist()) for row in ids], ids, group_size=8, response_length=response)
+
+
+SHAPES = {"a": toy_shape, "b": llama_shape, "small": lambda: llama_shape(8_192, 192, 6, prompt=32, response=32)}
+
+
+def reward_of(group: int, completion: list[int]) -> float:
+    """Half of the groups solved or failed outright, the rest mixed by a coin that the response itself tosses."""
+    if group % 2 == 0:
+        return float(group % 4 == 0)
+    return float(sum(completion) % 2)
+
+
+# ------------------------------------------------------------------------------------------- one step
+
+
+class Ours:
+    """The parts of train.py's step, timed: rollouts, rewards and advantages, update."""
+
+    def __init__(self, shape: Shape, args: argparse.Namespace) -> None:
+        self.shape, self.policy, self.laps = shape, shape.policy, Laps()
+        self.policy.autocast = torch.bfloat16 if args.dtype == "bfloat16" else None
+        self.config = resolve(dict(
+            preset="none", questions_per_step=len(shape.prompts), group_size=shape.group_size,
+            max_response_length=shape.response_length, train_batch_tokens=args.tokens,
+        ))  # fmt: skip
+        self.optimizer = make_optimizer(self.policy.model.parameters(), "adamw", lr=1e-6, weight_decay=0.0)
+
+    def step(self) -> None:
+        shape, start = self.shape, time.perf_counter()
+        asked = [(str(i), ids) for i, ids in enumerate(shape.prompt_ids)]
+        groups = rollout(
+            self.policy, asked, shape.group_size, temperature=1.0, max_new_tokens=shape.response_length, batch_size=512
+        )
+        generated = time.perf_counter()
+        for group in groups:
+            for t in group:
+                t.reward = reward_of(int(t.question_id), t.response_ids.tolist())
+        advantages = group_advantages(torch.tensor([[t.reward for t in group] for group in groups]))
+        scored = time.perf_counter()
+        train.update_policy(self.policy, self.optimizer, groups, advantages, self.config, clip_range=0.2)
+        end = time.perf_counter()
+        self.laps.generate.append(generated - start)
+        self.laps.score.append(scored - generated)
+        self.laps.update.append(end - scored)
+        self.laps.step.append(end - start)
+        self.laps.tokens = sum(len(t.response_ids) for group in groups for t in group)
+        self.laps.rows = int((advantages != 0).sum())
+
+
+def run_trl(shape: Shape, args: argparse.Namespace, steps: int, after_step: Any, folder: str) -> Laps:
+    """TRL's trainer for `steps` steps; `after_step` is called, outside the clock, when each is done."""
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    laps, rows = Laps(), len(shape.prompts) * shape.group_size
+    settings = GRPOConfig(
+        output_dir=folder, per_device_train_batch_size=args.trl_batch, gradient_accumulation_steps=rows // args.trl_batch,
+        num_generations=shape.group_size, max_completion_length=shape.response_length, max_steps=steps, learning_rate=1e-6,
+        lr_scheduler_type="constant", loss_type="dr_grpo", beta=0.0, temperature=1.0, scale_rewards="none", bf16=args.dtype == "bfloat16",
+        gradient_checkpointing=False, use_cpu=True, report_to="none", save_strategy="no", logging_strategy="no",
+        disable_tqdm=True, shuffle_dataset=False, max_grad_norm=1.0, weight_decay=0.0, dataloader_pin_memory=False,
+    )  # fmt: skip
+
+    def reward(prompts: list[str], completions: list[str], completion_ids: list[list[int]], group: list[int], **_: Any) -> list[float]:
+        return [reward_of(g, ids) for g, ids in zip(group, completion_ids)]
+
+    class Timed(GRPOTrainer):
+        def _generate(self, *a: Any, **k: Any) -> Any:
+            start = time.perf_counter()
+            out = super()._generate(*a, **k)
+            laps.generate.append(time.perf_counter() - start)
+            return out
+
+        def _generate_and_score_completions(self, *a: Any, **k: Any) -> Any:
+            start = time.perf_counter()
+            out = super()._generate_and_score_completions(*a, **k)
+            laps.score.append(time.perf_counter() - start - laps.generate[-1])
+            laps.tokens, laps.rows = int(out["completion_mask"].sum()), len(out["completion_mask"])
+            return out
+
+    class Clock(TrainerCallback):
+        def on_step_begin(self, *a: Any, **k: Any) -> None:
+            if not laps.step:
+                self.started = time.perf_counter()
+
+        def on_step_end(self, *a: Any, **k: Any) -> None:
+            laps.step.append(time.perf_counter() - self.started)
+            laps.update.append(laps.step[-1] - laps.generate[-1] - laps.score[-1])
+            after_step()
+            self.started = time.perf_counter()
+
+    data = Dataset.from_list([{"prompt": p, "group": g} for g, p in enumerate(shape.prompts)])
+    trainer = Timed(
+        model=shape.policy.model, reward_funcs=reward, args=settings, train_dataset=data,
+        processing_class=shape.policy.tokenizer, callbacks=[Clock()],
+    )  # fmt: skip
+    trainer.train()
+    return laps
+
+
+# --------------------------------------------------------------------------------------------- floors
+
+
+def bare_generate(shape: Shape, args: argparse.Namespace) -> float:
+    """Tokens/s of `model.generate` on the whole batch, every filter off, best of two."""
+    from transformers import GenerationConfig
+
+    policy = shape.policy
+    width = max(map(len, shape.prompt_ids))
+    ids = torch.full((len(shape.prompt_ids), width), policy.pad_id)
+    for row, prompt in enumerate(shape.prompt_ids):
+        ids[row, width - len(prompt) :] = prompt
+    ids = ids.repeat_interleave(shape.group_size, 0)
+    settings = GenerationConfig(
+        do_sample=True, top_k=0, top_p=1.0, temperature=1.0, max_new_tokens=shape.response_length,
+        eos_token_id=list(policy.stop_ids), pad_token_id=policy.pad_id,
+    )  # fmt: skip
+    best = 0.0
+    for _ in range(args.floor_runs):
+        start = time.perf_counter()
+        with torch.no_grad(), policy.precision():
+            out = policy.model.generate(input_ids=ids, attention_mask=(ids != policy.pad_id).long(), generation_config=settings)
+        seconds = time.perf_counter() - start
+        lengths = (out[:, width:] != policy.pad_id).sum().item()
+        best = max(best, lengths / seconds)
+    return best
+
+
+def matmul_peak(dtype: torch.dtype) -> float:
+    """GFLOP/s of a product of two 2048 x 2048 matrices, best of ten."""
+    a, best = torch.randn(2048, 2048, dtype=dtype), math.inf
+    for _ in range(10):
+        start = time.perf_counter()
+        a @ a
+        best = min(best, time.perf_counter() - start)
+    return 2 * 2048**3 / best / 1e9
+
+
+def update_flops(shape: Shape, rows: int, tokens: int) -> float:
+    """Useful floating-point operations of an update on so many rows, with `tokens` response tokens in all rows."""
+    model = shape.policy.model
+    head = model.get_output_embeddings().weight.numel()
+    body = sum(p.numel() for p in model.parameters()) - model.get_input_embeddings().weight.numel()
+    body -= 0 if model.config.tie_word_embeddings else head
+    share = rows / (len(shape.prompts) * shape.group_size)
+    prompt_tokens = sum(map(len, shape.prompt_ids)) * shape.group_size
+    return 6 * share * (body * (prompt_tokens + tokens) + head * tokens)
+
+
+# --------------------------------------------------------------------------------------------- memory
+
+
+def peak_bytes(name: str = "VmHWM") -> int:
+    """Peak resident memory of this process (not ru_maxrss, which a child inherits from its parent)."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name + ":"))
+    return int(line.split()[1]) * 1024
+
+
+def measure_memory(args: argparse.Namespace) -> dict[str, Any]:
+    """Each side in a fresh process: two steps; peak, and what it is above the process with the weights loaded."""
+    found = {}
+    for side in ("ours", "trl"):
+        command = [sys.executable, __file__, "--shape", args.shape, "--dtype", args.dtype, "--side", side, "--tokens", str(args.tokens), "--trl-batch", str(args.trl_batch), "--threads", str(args.threads), "--steps", str(args.steps)]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        found[side] = json.loads(output.splitlines()[-1])
+    return found
+
+
+def one_side(args: argparse.Namespace) -> None:
+    shape = SHAPES[args.shape]()
+    if args.side == "trl":
+        import datasets, trl  # noqa: E401, F401 - before the baseline is taken
+    before = peak_bytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak so far (importing, warming up the toy) does not count
+    if args.side == "trl":
+        with tempfile.TemporaryDirectory() as folder:
+            run_trl(shape, args, args.steps, lambda: None, folder)
+    else:
+        ours = Ours(shape, args)
+        for _ in range(args.steps):
+            ours.step()
+    print(json.dumps({"before": before, "peak": peak_bytes()}))
+
+
+# ------------------------------------------------------------------------------------------------ main
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="small")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--steps", type=int, default=5, help="steps of each side that count")
+    parser.add_argument("--warm", type=int, default=1, help="steps before that, which do not")
+    parser.add_argument("--tokens", type=int, default=1024, help="our train_batch_tokens")
+    parser.add_argument("--trl-batch", type=int, default=8, help="TRL's rows in a micro-batch")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--floor-runs", type=int, default=1, help="runs of bare generate; the best counts")
+    parser.add_argument("--memory", action="store_true", help="measure memory instead of time")
+    parser.add_argument("--side", choices=("ours", "trl"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.side:
+        one_side(args)
+        return 0
+    if args.memory:
+        found = measure_memory(args)
+        above = {side: (m["peak"] - m["before"]) / 1e6 for side, m in found.items()}
+        for side, m in found.items():
+            print(f"{side:5} peak {m['peak'] / 1e6:6.0f} MB, of which above the loaded weights {above[side]:6.0f} MB")
+        print(f"ratio {above['ours'] / above['trl']:.2f}")
+        return 0
+
+    shape = SHAPES[args.shape]()
+    ours = Ours(shape, args)
+    floor = bare_generate(shape, args)
+    theirs = Shape(**{**vars(shape), "policy": make_policy(type(shape.policy.model)(shape.policy.model.config), shape.policy.tokenizer)})
+    theirs.policy.model.load_state_dict(shape.policy.model.state_dict())
+    with tempfile.TemporaryDirectory() as folder:
+        trl_laps = run_trl(theirs, args, args.warm + args.steps, ours.step, folder)
+    peak = matmul_peak(torch.bfloat16 if args.dtype == "bfloat16" else torch.float32)
+    print(f"shape {args.shape}, {args.dtype}, torch {torch.__version__}, {args.threads} threads; medians of {args.steps} steps\n")
+    print("            step     generate   score    update   generated   update")
+    for name, laps in (("ours", ours.laps), ("TRL", trl_laps)):
+        parts = {part: laps.median(part, args.warm) for part in ("step", "generate", "score", "update")}
+        rate = update_flops(shape, laps.rows, laps.tokens) / parts["update"] / 1e9
+        print(
+            f"{name:8}{parts['step']:8.3f} s {parts['generate']:8.3f} s {parts['score']:7.3f} s {parts['update']:7.3f} s "
+            f"{laps.tokens / parts['generate']:7.0f} tok/s {rate:5.0f} GFLOP/s on {laps.rows} rows"
+        )
+        print("        every step:", " ".join(f"{s:.3f}" for s in laps.step))
+    ratio = ours.laps.median("step", args.warm) / trl_laps.median("step", args.warm)
+    ours_rate = update_flops(shape, ours.laps.rows, ours.laps.tokens) / ours.laps.median("update", args.warm) / 1e9
+    generated = ours.laps.tokens / ours.laps.median("generate", args.warm)
+    print(f"\nstep time against TRL   {ratio:.2f}")
+    print(f"generate against bare   {generated / floor:.2f}   (bare model.generate {floor:.0f} tokens/s)")
+    print(f"update against matmul   {ours_rate / peak:.2f}   (matmul {peak:.0f} GFLOP/s)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
