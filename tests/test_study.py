@@ -116,6 +116,12 @@ def test_separation_is_the_area_under_the_roc_curve() -> None:
 # --------------------------------------------------------------------------------------------- the script
 
 
+@pytest.fixture(autouse=True)
+def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run's own picture takes longer than the tiny run."""
+    monkeypatch.setattr("train.plot_curves", lambda runs, target: True)
+
+
 def whole_study(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     assert study.main(["compare", "--settings", "clean", *TINY, "--out", str(folder)]) == 0
     return capsys.readouterr().out
