@@ -3,7 +3,8 @@
 Read the files in the order of the method; each knows only those above it:
 
     questions   the questions, where they come from, and the order they are asked in
-    latex       LaTeX and plain maths text -> sympy, by a recursive-descent parser
+    latex       LaTeX and plain maths text -> a tree, by a recursive-descent parser
+                (around it, in order: tokens, units, tree, expressions; values, reals, equality, words)
     checker     a response and a known answer -> reward 0 or 1
     policy      the language model: prompts, token log-probabilities, entropies
     rollout     K sampled responses per question: `Trajectory`

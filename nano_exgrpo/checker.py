@@ -2,9 +2,13 @@
 
 Read in the order in which an answer is processed:
 
-    tokens.py     characters -> tokens                       latex.py      tokens -> tree (the grammar is there)
-    units.py      units of measurement                       values.py     tree -> number, within bounds
-    equality.py   two trees -> equal or not (the policy)     checker.py    response -> answer -> verdict
+    tokens.py                  characters -> tokens
+    tree.py                    what a tree is made of
+    latex.py, expressions.py   tokens -> tree (the grammar is in their docstrings); units.py: units of measurement
+    values.py                  tree -> number, within bounds
+    equality.py                two trees -> equal or not (the policy); reals.py: intervals and inequalities
+    words.py                   answers in words
+    checker.py                 response -> answer -> verdict
 
     python -m nano_exgrpo.checker GOLD RESPONSE     shows every stage of one verdict
 
@@ -20,10 +24,10 @@ import sys
 
 _BOX = re.compile(r"\\f?box(?:ed)?(?![a-zA-Z])\s*(\{|[0-9]+|[A-Za-z](?![A-Za-z]))?")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-_JOINED = re.compile(r"[\s$]*(?:\\\)|\\\])?[\s$]*(?:,|(?:,|\\quad|\\text\s*\{|\s)*\band\b[\s}]*(?:\\quad)?)[\s$]*(?:\\\(|\\\[)?[\s$]*")
-_STATEMENT = re.compile(r"(?:####|(?:final\s+|correct\s+)?answer(?:\s+is)?\s*(?:\*\*)?\s*:|(?:final\s+|correct\s+)?answer\s+is\b:?)[ \t]*\n?", re.IGNORECASE)
+_GLUE = re.compile(r"[\s${}]|\\(?:quad|text|[()\[\]])")        # between boxes that form a list, besides "," and "and"
+_STATEMENT = re.compile(r"(?:####|answer(?:\s+is)?\s?(?:\*\*)?\s?:|answer\s+is\b)[ \t]*\n?", re.IGNORECASE)
 _PLAIN = re.compile(r"0|-?[1-9]\d{0,17}")
-MAX_JOINED = 64          # boxes that may form one list: "\boxed{1} and \boxed{-2}"
+MAX_JOINED, MAX_GAP = 64, 60     # boxes that may form one list, and the characters between two of them
 
 
 def extract_answer(response: str) -> str | None:
@@ -36,14 +40,16 @@ def extract_answer(response: str) -> str | None:
     text = response.rpartition("</think>")[2]
     boxes = [match for match in _BOX.finditer(text) if match[1]]
     if not boxes:
-        return None if "\\boxed{" in text else _statement(text)
+        return _statement(text)
     answer = _content(text, boxes[-1])
     if answer is None or not answer[0]:
         return None
     contents, start = [answer[0]], boxes[-1].start()
     for box in reversed(boxes[-MAX_JOINED:-1]):
         before = _content(text, box)
-        if before is None or not before[0] or not _JOINED.fullmatch(text, before[1], start):
+        if before is None or not before[0] or not 0 < start - before[1] <= MAX_GAP:
+            break
+        if _GLUE.sub("", text[before[1]:start]) not in (",", "and", ",and"):
             break
         contents.append(before[0])
         start = box.start()
@@ -141,13 +147,15 @@ def reward(response: str, gold: str) -> float:
 def explain(gold: str, response: str) -> str:
     """How the verdict on a response comes about, stage by stage, for people to read."""
     from nano_exgrpo.latex import ParseError, parse
+    from nano_exgrpo.tree import show
+    from nano_exgrpo.tree import show
 
     answer = extract_answer(response)
     lines = [f"extracted   {answer!r}"]
     if answer is not None:
         for name, text in (("gold", gold), ("answer", answer)):
             try:
-                lines.append(f"{name:<12}{parse(text)}")
+                lines.append(f"{name:<12}{show(parse(text))}")
             except ParseError as error:
                 lines.append(f"{name:<12}not parsed ({error})")
         lines.append(f"why         {_compare(gold, answer)[1]}")

@@ -20,7 +20,7 @@ from fractions import Fraction
 
 from nano_exgrpo.reals import FLIPPED, RealLine
 from nano_exgrpo.tree import (Based, Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, Sym, choose_signs, contents, count_signs,
-                              infinity, is_constant, is_label, is_word_label, negative_base, same_function, substitute, symbols,
+                              infinity, is_constant, is_label, is_word_label, negative_base, same_function, show, substitute, symbols,
                               without_letter_unit)
 from nano_exgrpo.values import NOISE, Evaluator, Undefined, close
 
@@ -51,7 +51,7 @@ class Judge:
             return self.no(f"no value: {error}")
 
     def no(self, why: str) -> bool:
-        self.why = self.why or why
+        self.why = why                                           # the outermost reason is noted last
         return False
 
     # -- dispatch by kind
@@ -89,13 +89,10 @@ class Judge:
 
     def quantities(self, a: Node, b: Node) -> bool:
         (a, unit_a), (b, unit_b) = ((n.value, n.unit) if isinstance(n, Quantity) else (n, None) for n in (a, b))
-        if unit_a and unit_b and unit_a.dims and unit_b.dims:
-            if unit_a.dims != unit_b.dims:
-                known = [dict(u.dims) for u in (unit_a, unit_b)]
-                if not set(" ".join(known[0]).split()) <= set(" ".join(known[1]).split()) or known[0].keys() & known[1].keys():
-                    return self.no("the units conflict")
-            elif unit_a.factor != unit_b.factor and not isinstance(a, Ratio):
-                b = Op("*", (b, Num(unit_b.factor / unit_a.factor)))
+        if unit_a and unit_b and unit_a.conflicts(unit_b):
+            return self.no("the units conflict")
+        if unit_a and unit_b and unit_a.dims and unit_b.dims and unit_a.factor != unit_b.factor:
+            b = Op("*", (b, Num(unit_b.factor / unit_a.factor)))
         return self.equal(a, b)
 
     # -- plus-minus: one value for each choice of signs
@@ -246,7 +243,7 @@ class Judge:
         for item in left:
             match = next((at for at, other in enumerate(right) if self.equal(item, other)), None)
             if match is None:
-                return self.no("a value of the gold answer is missing")
+                return self.no(f"nothing on the other side equals {show(item)}")
             del right[match]
         return True
 

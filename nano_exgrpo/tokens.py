@@ -1,6 +1,6 @@
 """Stage 1 of the answer checker: characters -> tokens.
 
-    tokens (this file)  ->  latex (grammar, tree)  ->  values (numbers)  ->  equality (policy)  ->  checker
+    tokens (this file)  ->  latex, expressions (grammar, tree)  ->  values (numbers)  ->  equality (policy)  ->  checker
 
 `tokenize` takes an answer as people and models write it (LaTeX, plain text, unicode, code-like `2*x**3`) and
 gives a flat list of `Token`s in one spelling: `\\dfrac`, `\\tfrac` and `\\cfrac` all become `frac`; `\\leqslant`,

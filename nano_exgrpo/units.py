@@ -19,7 +19,6 @@ length 1/1000 mm millimeter millimeters millimetre millimetres
 length 1000 km kilometer kilometers kilometre kilometres
 length 1/1000000000 nm nanometer nanometers
 length 1/1000000 um micron microns micrometer micrometers
-micro 1/1000000 micro
 length 127/5000 in inch inches
 length 381/1250 ft foot feet
 length 1143/1250 yd yard yards
@@ -38,8 +37,8 @@ mass 1/1000 mg milligram milligrams
 pounds 1 lb lbs pound pounds
 pounds 1/16 oz ounce ounces
 ton 1 ton tons tonne tonnes
-volume 1 L l liter liters litre litres
-volume 1/1000 ml mL milliliter milliliters millilitre millilitres
+volume 1/1000 L l liter liters litre litres
+volume 1/1000000 ml mL milliliter milliliters millilitre millilitres
 gallon 1 gal gallon gallons
 gallon 1/4 quart quarts
 gallon 1/8 pint pints
@@ -74,6 +73,9 @@ am 1 am AM
 pm 1 pm PM
 """
 NAMED = {name: (row.split()[0], Fraction(row.split()[1])) for row in _TABLE.strip().splitlines() for name in row.split()[2:]}
+NAMED["\\mu"] = ("micro", Fraction(1, 10 ** 6))
+_DERIVED = {"volume": (("length", 3),), "speed": (("length", 1), ("time", -1)), "micro": ()}
+_DIMENSIONS = {dimension for dimension, _ in NAMED.values()}
 SINGLE_LETTERS = {name for name in NAMED if len(name) == 1 and name.isalpha()} | {"\\Omega"}
 NEUTRAL = {"unit", "units", "st", "nd", "rd", "th", "total", "approximately", "approx"}
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3, "cu": 3}
@@ -91,78 +93,81 @@ class Unit:
     factor: Fraction
 
     @staticmethod
-    def named(*names: str) -> Unit:
-        return _product([(name, 1) for name in names])
+    def named(name: str) -> Unit:
+        return _product([(name, 1)])
+
+    def conflicts(self, other: Unit) -> bool:
+        """Whether a number in the one unit cannot be the same number in the other.
+
+        No unit at all does not conflict, nor do more words about the same thing (`students`, `happy students`).
+        """
+        if not self.dims or not other.dims:
+            return False
+        known = [[dim for dim in unit.dims if dim[0] in _DIMENSIONS] for unit in (self, other)]
+        mine, theirs = ({word for name, _ in unit.dims if name not in _DIMENSIONS for word in name.split()} for unit in (self, other))
+        return known[0] != known[1] or not (mine <= theirs or theirs <= mine)
 
 
 def _product(powers: list[tuple[str, int]]) -> Unit:
+    """The unit of named units and their powers; an unknown name is a dimension of its own."""
     dims: dict[str, int] = {}
     factor = Fraction(1)
     for name, power in powers:
         dimension, size = NAMED.get(name) or (name, Fraction(1))
-        if dimension == "micro":                                  # a prefix
-            pass
-        elif dimension == "volume":
-            dimension, size, power3 = "length", size / 1000, 3 * power
-            dims[dimension] = dims.get(dimension, 0) + power3
-        elif dimension == "speed":
-            dims["length"], dims["time"] = dims.get("length", 0) + power, dims.get("time", 0) - power
-        else:
-            dims[dimension] = dims.get(dimension, 0) + power
+        for part, part_power in _DERIVED.get(dimension, ((dimension, 1),)):
+            dims[part] = dims.get(part, 0) + part_power * power
         factor *= size ** power
     return Unit(tuple(sorted((d, p) for d, p in dims.items() if p)), factor)
 
 
 def parse_unit(tokens: list[Token], at: int) -> tuple[Unit, int] | None:
     """The unit that starts at `tokens[at]` and the index after it; None if nothing there reads as a unit."""
-    powers: list[tuple[str, int]] = []
-    unknown: list[str] = []
-    pending, sign, start = 1, 1, at
-    previous = tokens[at - 1]
+    powers: list[tuple[str, int]] = []      # of known units
+    unknown: list[str] = []                 # words that are none
+    start, sign, next_power = at, 1, 1
+    after_number = tokens[at - 1].kind == "num" or tokens[at - 1].text in ("}", ")", "!")
     while len(powers) + len(unknown) < 7:
         kind, name, *_ = tokens[at]
-        if name == "\\mu" and tokens[at + 1].text in ("m", "g", "s", "L") and tokens[at + 1].kind == "roman":
-            powers.append(("micro", sign))
+        unit = name if name in NAMED else name.lower()
+        if kind == "name":
+            if name == "\\mu" and tokens[at + 1].kind == "roman":  # micro
+                unit = name
+            elif not powers or unit not in SINGLE_LETTERS:
+                break
+        elif kind == "op":
+            if not powers and not unknown or tokens[at + 1].kind not in ("text", "word", "roman", "name", "cmd"):
+                break
+            if name == "/":
+                sign = -1
+            elif name not in ("*", ".", "-"):
+                break
             at += 1
             continue
-        if kind == "cmd" and name in ("min", "sec"):
-            kind = "word"
-        if kind in ("text", "word", "roman") or kind == "name" and powers:
-            spelled = name if name in NAMED else name.lower()
-            if kind == "name" and spelled not in SINGLE_LETTERS:
-                break
-            if spelled in ("per", "a") and powers:
-                sign = -1
-            elif spelled in _POWERS and spelled.endswith("ed") and powers:
-                powers[-1] = (powers[-1][0], powers[-1][1] * _POWERS[spelled])
-            elif spelled in _POWERS:
-                pending = _POWERS[spelled]
-            elif spelled in NEUTRAL:
-                pending = 1
-            elif spelled in NAMED and not (kind == "word" and previous.kind not in ("num",) and previous.text not in ("}", ")", "!")):
-                powers.append((spelled, sign * pending))
-                pending = 1
-            elif kind in ("text", "roman") and spelled not in _NOT_UNITS:
-                unknown.append(spelled.removesuffix("s"))
-            else:
-                break
+        elif kind not in ("text", "word", "roman") and not (kind == "cmd" and name in ("min", "sec")):
+            break
+        at += 1
+        if kind == "text" and tokens[at].text == ".":            # "sq. in."
             at += 1
-            if tokens[at].text == "." and kind == "text":
-                at += 1
+        if unit in ("per", "a") and powers:
+            sign = -1
+        elif unit in ("squared", "cubed") and powers:
+            powers[-1] = (powers[-1][0], powers[-1][1] * _POWERS[unit])
+        elif unit in _POWERS:
+            next_power = _POWERS[unit]
+        elif unit in NEUTRAL:
+            at, _ = _exponent(tokens, at)
+        elif unit in NAMED and (kind != "word" or after_number or powers):
             at, power = _exponent(tokens, at)
-            if power != 1 and powers and spelled in NAMED:
-                powers[-1] = (spelled, powers[-1][1] * power)
-        elif kind == "op" and name == "/" and (powers or unknown) and tokens[at + 1].kind in ("text", "word", "roman", "name", "cmd"):
-            sign, at = -1, at + 1
-        elif kind == "op" and name in ("*", ".", "-") and powers and tokens[at + 1].kind in ("text", "word", "roman"):
-            at += 1
+            powers.append((unit, sign * next_power * power))
+            next_power = 1
+        elif kind in ("text", "roman") and unit not in _NOT_UNITS:
+            unknown.append(unit.removesuffix("s"))
         else:
+            at -= 1
             break
     if at == start:
         return None
-    if unknown:
-        powers.append((" ".join(unknown), sign))
-    return _product(powers), at
+    return _product(powers + [(" ".join(unknown), sign)] * bool(unknown)), at
 
 
 def _exponent(tokens: list[Token], at: int) -> tuple[int, int]:

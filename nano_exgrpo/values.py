@@ -144,9 +144,10 @@ class Evaluator:
             return self.opaque(node)
         rule = getattr(self, "op_" + NAMES.get(head, head), None)
         values = [self.value(arg) for arg in args]
-        if rule is not None:
-            return self.checked(rule(*values))
-        return self.checked(self.function(head, *values))
+        try:
+            return self.checked(rule(*values) if rule else self.function(head, *values))
+        except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
+            raise Undefined(f"{head}: {error}") from None        # too few arguments, complex order, a pole
 
     def op_add(self, *values):
         if all(isinstance(v, Fraction) for v in values):
@@ -300,7 +301,9 @@ class Evaluator:
     def op_mod(self, a, b):
         if b == 0:
             raise Undefined("modulo zero")
-        return a - b * self.op_floor(self.op_div(a, b)) if isinstance(a, Fraction) and isinstance(b, Fraction) else self.real(None)
+        if not isinstance(a, Fraction) or not isinstance(b, Fraction):
+            raise Undefined("a remainder of irrational numbers")
+        return a - b * self.op_floor(self.op_div(a, b))
 
     def whole_numbers(self, values) -> list[int]:
         if not all(isinstance(v, Fraction) and v.denominator == 1 for v in values):
@@ -346,15 +349,10 @@ class Evaluator:
         if len(values) != 1 or name not in TRIG:
             raise Undefined(f"{name} has no value")
         a = values[0]
-        if self.magnitude(a) > (60 if "h" in name[-1:] and not name.startswith("arc") else 200):
-            raise Undefined("too large")
-        if name.endswith("h") and not name.startswith("arc") and self.magnitude(a) > 20:
+        if self.magnitude(a) > (20 if name in ("sinh", "cosh") else 200):
             raise Undefined("too large")
         self.spend(6)
-        try:
-            result = getattr(self.ctx, TRIG[name])(self.num(a))
-        except (ValueError, ZeroDivisionError) as error:
-            raise Undefined(str(error)) from None
+        result = getattr(self.ctx, TRIG[name])(self.num(a))
         if self.magnitude(result) > 150:
             raise Undefined("a pole")
         return result
@@ -370,7 +368,9 @@ class Evaluator:
         if isinstance(node, str):
             return node
         if isinstance(node, Seq):
-            return ",".join(self.key(item) for item in node.items)
+            return ",".join(map(self.key, node.items))
+        if isinstance(node, Rel):
+            return "".join(node.ops) + ",".join(map(self.key, node.terms))
         if isinstance(node, Op) and node.head in ("...", "inf", "reals"):
             return node.head
         return self.ctx.nstr(self.num(self.value(node)), 20)
@@ -385,19 +385,15 @@ class Evaluator:
         return self.random_value(node.head, title, *(self.key(arg) for arg in args))
 
     def big(self, head: str, low: Node, high: Node, body: Node):
-        """Sums and products with few terms are written out, anything else is opaque."""
+        """Sums and products of few terms are written out; the others, integrals and limits are opaque."""
         if isinstance(low, Rel) and low.ops == ["="] and isinstance(low.terms[0], Sym | Op):
             variable = low.terms[0].name if isinstance(low.terms[0], Sym) else low.terms[0].head
-            start, stop = self.value(low.terms[1]), None
             if head in ("sum", "prod") and not (isinstance(high, Op) and high.head == "inf"):
-                stop = self.value(high)
-                terms = self.written_out(head, variable, start, stop, body)
-                if terms is not None:
-                    return terms
-            bounds = (self.key(low.terms[1]), self.key(high))
-        else:
-            bounds = (self.key(low) if not isinstance(low, Rel) else "".join(low.ops) + "".join(map(self.key, low.terms)), self.key(high))
-        return self.random_value(head, *bounds, self.key(body))
+                total = self.written_out(head, variable, self.value(low.terms[1]), self.value(high), body)
+                if total is not None:
+                    return total
+            return self.random_value(head, self.key(low.terms[1]), self.key(high), self.key(body))
+        return self.random_value(head, self.key(low), self.key(high), self.key(body))
 
     def written_out(self, head: str, variable: str, start, stop, body: Node):
         if not all(isinstance(v, Fraction) and v.denominator == 1 for v in (start, stop)):

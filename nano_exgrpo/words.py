@@ -29,7 +29,7 @@ def words(tokens: list[Token]) -> tuple[str, ...]:
 
 def looks_like_word(run: str) -> bool:
     """Whether bare letters are a word and not a product of symbols: `Yes`, `even`, not `Nn`, `abC`."""
-    return len(run) > 1 and (run[1:].islower() or len(run) > 3) and run.lower() in ("no", "yes") or (
+    return run.lower() in ("no", "yes", "true", "false", "none") or (
         len(run) > 2 and run[1:].islower() and any(c in "aeiouy" for c in run.lower()))
 
 

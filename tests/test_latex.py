@@ -7,8 +7,10 @@ import pytest
 import sympy
 
 from nano_exgrpo.checker import is_equal
-from nano_exgrpo.latex import MAX_DEPTH, Based, Matrix, Num, Op, ParseError, Quantity, Ratio, Rel, Seq, Sym, parse
+from nano_exgrpo.expressions import MAX_DEPTH
+from nano_exgrpo.latex import ParseError, parse
 from nano_exgrpo.tokens import tokenize
+from nano_exgrpo.tree import Based, Matrix, Num, Op, Quantity, Ratio, Rel, Seq, Sym
 
 SAME = [
     # numerals

@@ -1,0 +1,542 @@
+"""Stage 2 of the answer checker, lower half: expressions, by recursive descent.
+
+    sum       := product (("+" | "-" | "pm" | "mp") product)*
+    product   := signed (("*" | "/" | "mod")? signed)*                       an absent sign is a product
+    signed    := ("+" | "-" | "pm" | "mp")* power
+    power     := atom suffix* ("^" exponent)*
+    suffix    := "!" | "!!" | "%" | "deg" | "'" | "_" subscript
+    atom      := number | mixed number | symbol | call | constant | function | fraction | root | big operator
+               | group | tuple | interval | set | absolute value | floor | ceiling | matrix
+
+Each rule is one method of `ExpressionParser`, in this order; the containers among the atoms are rules of
+`latex.Parser`, the upper half. Nothing is evaluated here: no power, no factorial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from nano_exgrpo.tokens import FUNCTIONS, Token, split_word
+from nano_exgrpo.tree import Based, Node, Num, Op, Seq, Sym
+
+MAX_TOKENS = 1_500
+MAX_DEPTH = 30           # of nested brackets and arguments
+
+POSITIVE = Seq("tuple", [Num(Fraction(0)), Op("inf")])
+NEGATIVE = Seq("tuple", [Op("neg", (Op("inf"),)), Num(Fraction(0))])
+TRIGONOMETRIC = {"sin", "cos", "tan", "cot", "sec", "csc"}
+CALLED = set("fghFG")                    # letters that name functions: f(x) is never f times x
+BASE_WORDS = dict(two="2", three="3", four="4", five="5", six="6", seven="7", eight="8", nine="9", ten="10", eleven="11",
+                  twelve="12", sixteen="16")
+
+
+class ParseError(ValueError):
+    """The text is not, as a whole, an answer that the grammar knows."""
+
+
+@dataclass
+class ExpressionParser:
+    """Rules for expressions. `latex.Parser` adds those they refer to: answer, clause, bracket, braces, label,
+    environment, unit, qualifier_ahead."""
+
+    tokens: list[Token]
+    at: int = 0
+    depth: int = 0
+    bars: int = 0                # open absolute values: inside them "|" closes
+    stop: list[str] = field(default_factory=list)
+    not_calls: set[int] = field(default_factory=set)   # parentheses tried as arguments and found to be a factor
+    may_close: bool = False      # in a tuple after a comma, where "[" may close an interval written as ]0, 1[
+
+    # -- moving through the tokens
+
+    @property
+    def token(self) -> Token:
+        return self.tokens[self.at]
+
+    def sign(self) -> str:
+        """The current token if it is a sign, a command or the end, else ""."""
+        kind, text, *_ = self.tokens[self.at]
+        return text if kind == "op" else "end" if kind == "end" else ""
+
+    def command(self) -> str:
+        token = self.tokens[self.at]
+        return token.text if token.kind == "cmd" else ""
+
+    def accept(self, *signs: str) -> str:
+        """Step over one of `signs` and return it, or return ""."""
+        sign = self.sign()
+        if sign in signs:
+            self.at += 1
+            return sign
+        return ""
+
+    def words(self, *words: str) -> bool:
+        """Step over one of `words`, if it stands here."""
+        found = self.token.kind in ("text", "word") and self.token.text in words
+        self.at += found
+        return found
+
+    def expect(self, *signs: str) -> str:
+        found = self.accept(*signs)
+        if not found:
+            raise ParseError(f"expected {' or '.join(signs)}, found {self.token.text or 'the end'!r}")
+        return found
+
+    def nested(self, rule: Callable[[], Node], bars: int = 0):
+        """Run a rule one level deeper, with `bars` open absolute values."""
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise ParseError(f"nested deeper than {MAX_DEPTH}")
+        outer = self.bars, self.may_close
+        self.bars, self.may_close = bars, False
+        node = rule()
+        self.bars, self.may_close = outer
+        self.depth -= 1
+        return node
+
+    # -- arithmetic
+
+    def sum(self) -> Node:
+        node = self.product()
+        while sign := self.accept("+", "-", "pm", "mp"):
+            term = self.product()
+            if sign != "+":
+                term = Op({"-": "neg"}.get(sign, sign), (term,))
+            node = Op("+", (*node.args, term) if isinstance(node, Op) and node.head == "+" else (node, term))
+        return node
+
+    def product(self) -> Node:
+        node = self.signed()
+        while True:
+            before = self.tokens[self.at - 1]
+            sign = self.accept("*", "/")
+            if sign:
+                factor = self.signed()
+                node = times(node, factor) if sign == "*" else Op("/", (node, factor))
+            elif self.command() in ("bmod", "mod"):
+                self.at += 1
+                node = Op("mod", (node, self.signed()))
+            elif self.starts_atom():
+                if before.kind == "num" and self.token.kind == "num":
+                    raise ParseError("two numbers side by side")
+                if before.kind == "op" and before.text in ("%", "deg") and self.token.kind == "num":
+                    raise ParseError("a number after a percent or degree sign")
+                node = times(node, self.power())
+            else:
+                return node
+
+    def starts_atom(self) -> bool:
+        """Whether a factor with no sign before it can start here."""
+        kind, text, *_ = self.token
+        if kind in ("word", "roman") or text == "\\mu":
+            return not self.unit_ahead()
+        if kind in ("num", "name"):
+            return True
+        if kind == "cmd":
+            if text in ("min", "sec") and self.unit_ahead():
+                return False
+            return not text.startswith("end") and text not in ("choose", "pmod", "bmod", "mod", "over")
+        if text == "(" and (self.tokens[self.at + 1].text == "mod" or self.qualifier_ahead(self.at + 1)):
+            return False
+        if kind == "op":
+            return text in ("(", "{", "lfloor", "lceil") or text == "|" and not self.bars or text == "[" and not self.may_close
+        return False
+
+    def unit_ahead(self) -> bool:
+        at = self.at
+        found = self.tokens[at - 1].text not in ("*", "/") and self.unit() is not None
+        self.at = at
+        return found
+
+    def signed(self) -> Node:
+        if sign := self.accept("+", "-", "pm", "mp"):
+            node = self.nested(self.signed)
+            return node if sign == "+" else Op({"-": "neg"}.get(sign, sign), (node,))
+        return self.power()
+
+    def power(self) -> Node:
+        base = self.suffixes(self.atom())
+        while self.accept("^"):
+            if self.sign() == "'" or self.token.text == "*":
+                mark = self.token.text
+                self.at += 1
+                base = self.marked(base, mark)
+                continue
+            exponent = self.exponent()
+            if isinstance(exponent, Sym) and exponent.name.strip("'") == "":
+                base = self.marked(base, exponent.name)
+                base = self.call(base)
+            else:
+                base = Op("^", (base, exponent))
+            base = self.suffixes(base)
+        return base
+
+    def exponent(self) -> Node:
+        if self.accept("top"):
+            return Sym("\\top")
+        if self.sign() in ("+", "-", "pm", "mp"):
+            return self.nested(self.signed)
+        exponent = self.argument(whole_number=True)
+        if self.accept("^"):                                    # 2**3**2
+            exponent = Op("^", (exponent, self.nested(self.exponent)))
+        return exponent
+
+    def argument(self, whole_number: bool = False) -> Node:
+        """A TeX argument: `{...}`, or one token (of a numeral one digit, unless `whole_number`)."""
+        if self.accept("{"):
+            if self.sign() == "'":
+                marks = ""
+                while mark := self.accept("'"):
+                    marks += mark
+                self.expect("}")
+                return Sym(marks)
+            node = self.nested(self.answer)
+            self.expect("}")
+            return node
+        if self.token.kind == "word":
+            self.split()
+        token = self.token
+        if token.kind == "num" and not whole_number and token.text.isdigit() and len(token.text) > 1:
+            parts = token.text[0], token.text[1:]
+            self.tokens[self.at:self.at + 1] = [Token("num", digits, Fraction(int(digits))) for digits in parts]
+            self.at += 1
+            return Num(Fraction(int(parts[0])))
+        return self.nested(self.atom)
+
+    def suffixes(self, node: Node) -> Node:
+        while True:
+            if self.accept("!"):
+                node = Op("factorial2" if self.accept("!") else "factorial", (node,))
+            elif self.accept("%"):
+                node = Op("percent", (node,))
+            elif self.accept("deg"):
+                if self.token.kind in ("name", "roman") and self.token.text in ("C", "F"):
+                    self.at += 1
+                node = Op("degree", (node,))
+            elif self.accept("'"):
+                node = self.call(self.marked(node, "'"))
+            elif self.sign() == "_":
+                node = self.subscript(node)
+            else:
+                return node
+
+    def marked(self, base: Node, mark: str) -> Node:
+        if isinstance(base, Sym):
+            return Sym(base.name + mark)
+        return Op("call", ("prime" + mark, base))
+
+    def subscript(self, node: Node) -> Node:
+        self.expect("_")
+        if isinstance(node, Num) and node.digits == 0:
+            numeral = self.tokens[self.at - (3 if self.tokens[self.at - 2].text == ")" else 2)]
+            return Based(numeral.text, self.base())
+        if not isinstance(node, Sym):
+            raise ParseError("a subscript on something that is not a symbol")
+        if self.token.kind in ("text", "roman"):
+            self.at += 1
+            return self.call(Sym(f"{node.name}_{self.tokens[self.at - 1].text}"))
+        start, words = self.at + 1, []
+        if self.accept("{"):                                    # x_{max}, a_{ij}, v_{+}: part of the name
+            while self.token.kind in ("text", "word", "roman", "name", "num", "cmd") or self.sign() == "," or (
+                    not words and self.sign() in ("+", "-", "*")):
+                words.append(self.token.text)
+                self.at += 1
+            single = self.at == start + 1 and self.tokens[start].kind in ("name", "num")
+            if words and not single and self.accept("}"):
+                return self.call(Sym(f"{node.name}_{''.join(words)}"))
+            self.at = start - 1
+        return self.call(Op("sub", (node, self.argument(whole_number=True))))   # a_n, a_{n+1}: a function of n
+
+    def base(self) -> str:
+        braced = self.accept("{")
+        inner = braced and self.accept("(")
+        token = self.token
+        self.at += 1
+        if inner:
+            self.expect(")")
+        if braced:
+            self.expect("}")
+        base = BASE_WORDS.get(token.text, token.text)
+        if not base.isdigit():
+            raise ParseError(f"unknown base {token.text!r}")
+        return base
+
+    # -- atoms
+
+    def atom(self) -> Node:
+        token = self.token
+        kind, text = token.kind, token.text
+        if kind == "num":
+            self.at += 1
+            return self.number(token)
+        if kind == "word":
+            self.split()
+            return self.atom()
+        if kind in ("name", "roman"):
+            self.at += 1
+            if text == "e":
+                return Op("e")
+            if text in ("i", "\\imath"):
+                return Op("i")
+            return self.call(Sym(text))
+        if kind == "text":
+            return self.label()
+        if kind == "cmd":
+            return self.from_command(text)
+        if kind == "op":
+            if text in ("(", "[", "]"):
+                return self.nested(self.bracket)
+            if text == "{":
+                self.at += 1
+                node = self.nested(self.answer)
+                if self.command() == "choose":
+                    self.at += 1
+                    node = Op("binom", (node, self.nested(self.sum)))
+                elif self.command() == "over":
+                    self.at += 1
+                    node = Op("/", (node, self.nested(self.sum)))
+                self.expect("}")
+                return Seq("set", node.items) if isinstance(node, Seq) and node.kind == "list" else node
+            if text == r"\{":
+                return self.nested(self.braces)
+            if text == "|":
+                return self.absolute()
+            if text in ("lfloor", "lceil"):
+                self.at += 1
+                node = self.nested(self.sum)
+                self.expect("r" + text[1:])
+                return Op(text[1:], (node,))
+        raise ParseError(f"unexpected {text or 'end'!r}")
+
+    def absolute(self) -> Node:
+        self.expect("|")
+        doubled = self.accept("|")
+        node = self.nested(self.sum, bars=1)
+        self.expect("|")
+        if doubled:
+            self.expect("|")
+        return Op("abs", (node,))
+
+    def split(self) -> None:
+        """Replace a run of bare letters by its letters and the functions in it: `xsin` -> x, sin."""
+        self.tokens[self.at:self.at + 1] = split_word(self.token.text)
+        if len(self.tokens) > MAX_TOKENS:
+            raise ParseError(f"longer than {MAX_TOKENS} tokens")
+
+    def number(self, token: Token) -> Node:
+        """A numeral, or a mixed number: `2\\frac{1}{2}`, `1 1/4`."""
+        whole, at = Num(token.value, token.digits), self.at
+        if not token.text.isdigit():
+            return whole
+        following = self.tokens[at:at + 4]
+        if len(following) > 2 and following[0].kind == following[2].kind == "num" and following[1].text == "/" and (
+                following[0].text.isdigit() and following[2].text.isdigit() and 0 < following[0].value < following[2].value):
+            self.at += 3
+            return Op("mixed", (whole, Num(following[0].value / following[2].value)))
+        if self.command() == "frac":
+            part = self.from_command("frac")
+            if isinstance(part.args[0], Num) and isinstance(part.args[1], Num) and (
+                    0 < part.args[0].value < part.args[1].value) and part.args[0].value.denominator == 1:
+                return Op("mixed", (whole, Num(part.args[0].value / part.args[1].value)))
+            return times(whole, self.suffixes(part))
+        return whole
+
+    def call(self, symbol: Node) -> Node:
+        """`f(x)`, `I(0)`, `u(t)`: a symbol before parentheses, as a call if that is how it reads, else as it is.
+
+        The letters in `CALLED` and primed symbols are functions; others are if all arguments are symbols or numbers.
+        Where that fails, the parentheses are read again as a factor; `not_calls` keeps that from happening twice.
+        """
+        if self.sign() != "(" or self.at in self.not_calls:
+            return symbol
+        state = self.at, self.depth, self.bars, self.may_close
+        try:
+            args = self.nested(self.arguments)
+        except ParseError:
+            args = []
+        name = symbol.name if isinstance(symbol, Sym) else ""
+        if args and (name[:1] in CALLED or name.endswith("'") or all(isinstance(arg, Sym | Num) for arg in args)):
+            return Op("call", (symbol, *args))
+        self.at, self.depth, self.bars, self.may_close = state
+        self.not_calls.add(self.at)
+        return symbol
+
+    def arguments(self) -> list[Node]:
+        self.expect("(")
+        args = [self.sum()]
+        while self.accept(","):
+            args.append(self.sum())
+        self.expect(")")
+        return args
+
+    # -- commands
+
+    def from_command(self, name: str) -> Node:
+        self.at += 1
+        if name in ("pi", "infty"):
+            return Op({"infty": "inf"}.get(name, name))
+        if name == "emptyset":
+            return Seq("set", [])
+        if name == "reals":
+            return self.reals()
+        if name == "frac":
+            return self.fraction()
+        if name == "sqrt":
+            return self.root()
+        if name == "binom" or name in ("gcd", "lcm", "min", "max") and self.sign() in ("(", "{", r"\{"):
+            return self.two_arguments(name)
+        if name in ("overline", "hat", "dot", "ddot", "tilde", "bar"):
+            return self.call(Sym(f"\\{name} {name_of(self.argument())}"))
+        if name == "angle":
+            return self.angle()
+        if name in ("sum", "prod", "int", "lim"):
+            return self.big_operator(name)
+        if name.startswith("begin "):
+            return self.nested(lambda: self.environment(name[6:]))
+        if name in FUNCTIONS:
+            return self.function(name)
+        raise ParseError(f"unexpected \\{name}")
+
+    def angle(self) -> Node:
+        """`\\angle ABC`, `\\angle A_1`: a symbol."""
+        letters: list[str] = []
+        while self.token.kind in ("name", "word", "num") and len(letters) < 6:
+            letters.append(self.token.text)
+            self.at += 1
+            if self.accept("_"):
+                letters.append("_" + name_of(self.argument()))
+        if not letters:
+            raise ParseError("an angle without a name")
+        return Sym("\\angle " + "".join(letters))
+
+    def reals(self) -> Node:
+        """R, R^+, R_{+}, R^-."""
+        marks = [t.text for t in self.tokens[self.at:self.at + 4]]
+        for pattern in (["^", "+"], ["_", "+"], ["^", "{", "+", "}"], ["_", "{", "+", "}"], ["^", "-"], ["^", "{", "-", "}"]):
+            if marks[:len(pattern)] == pattern:
+                self.at += len(pattern)
+                return NEGATIVE if "-" in pattern else POSITIVE
+        return Op("reals")
+
+    def fraction(self) -> Node:
+        top = self.argument()
+        bottom = self.argument()
+        if isinstance(top, Op) and isinstance(bottom, Op) and (variable := derivative(top, bottom)):
+            return variable
+        return Op("/", (top, bottom))
+
+    def root(self) -> Node:
+        index = None
+        if self.accept("["):
+            index = self.nested(self.sum)
+            self.expect("]")
+        if self.sign() == "(":                                  # \sqrt(5), sqrt(5)
+            radicand = self.nested(self.bracket)
+        else:
+            radicand = self.argument(whole_number=True)
+        return Op("sqrt", (radicand,)) if index is None else Op("root", (radicand, index))
+
+    def two_arguments(self, name: str) -> Node:
+        if self.sign() in ("(", r"\{"):
+            node = self.nested(self.bracket if self.sign() == "(" else self.braces)
+            items = node.items if isinstance(node, Seq) else [node]
+        else:
+            first = self.argument()
+            items = [first, self.argument()] if name == "binom" else first.items if isinstance(first, Seq) else [first]
+        if name == "binom" and len(items) != 2:
+            raise ParseError("a binomial needs two arguments")
+        return Op(name, tuple(items))
+
+    def function(self, name: str) -> Node:
+        """`sin x`, `sin^2 x`, `sin^{-1} x`, `log_2 8`, `exp{-at}`, `ln(x)`."""
+        power = base = None
+        while sign := self.accept("^", "_"):
+            value = self.argument(whole_number=True) if sign == "_" else self.exponent()
+            power, base = (value, base) if sign == "^" else (power, value)
+        if self.sign() in ("(", "{", "[", "|"):
+            argument = in_radians(self.nested(self.atom), name)
+            if isinstance(argument, Seq):
+                raise ParseError(f"{name} of several arguments")
+        elif self.command() in FUNCTIONS - {"sqrt"}:
+            argument = self.nested(self.power)
+        else:
+            argument = in_radians(self.nested(self.bare_argument), name)
+        if power == Op("neg", (Num(Fraction(1)),)) and name[:3] in TRIGONOMETRIC:
+            return Op("arc" + name, (argument,))
+        if name == "log" and base is not None:
+            node = Op("logbase", (argument, base))
+        elif name == "lg":
+            node = Op("logbase", (argument, Num(Fraction(10))))
+        else:
+            node = Op(name, (argument,))
+        return node if power is None else Op("^", (node, power))
+
+    def bare_argument(self) -> Node:
+        """The argument of a function written without parentheses: factors up to a sign or another function."""
+        node = self.signed()
+        while self.token.kind in ("num", "name", "word") or self.command() in ("frac", "sqrt", "pi") or (
+                self.sign() == "(" and isinstance(node, Num)):
+            if self.token.kind == "word" and self.unit_ahead():
+                break
+            if self.token.kind == "word":
+                self.split()
+                continue
+            node = times(node, self.power())
+        return node
+
+    def big_operator(self, name: str) -> Node:
+        low = high = None
+        while sign := self.accept("_", "^"):
+            if sign == "_":
+                if self.accept("{"):
+                    low = self.nested(self.clause)
+                    self.expect("}")
+                else:
+                    low = self.argument()
+            else:
+                high = self.exponent()
+        body = self.nested(self.sum if name == "int" else self.product)
+        return Op(name, (low or Op("..."), high or Op("..."), body))
+
+
+def times(a: Node, b: Node) -> Node:
+    """The product, flat: a product of many factors is one node."""
+    return Op("*", (*a.args, b) if isinstance(a, Op) and a.head == "*" else (a, b))
+
+
+def in_radians(node: Node, function: str) -> Node:
+    """The argument of a trigonometric function with its degrees converted: `sin 30°`."""
+    if isinstance(node, Op) and function in TRIGONOMETRIC:
+        return Op("radians" if node.head == "degree" else node.head, tuple(in_radians(arg, function) for arg in node.args))
+    return node
+
+
+def name_of(node: Node) -> str:
+    """A name for the symbol under an accent: `\\overline{AB}` -> "AB"."""
+    if isinstance(node, Sym):
+        return node.name
+    if isinstance(node, Op) and node.head == "*":
+        return "".join(name_of(a) for a in node.args)
+    if isinstance(node, Op) and node.head == "sub":
+        return name_of(node.args[0]) + "_" + name_of(node.args[1])
+    if isinstance(node, Num):
+        return str(node.value)
+    if isinstance(node, Op) and not node.args:
+        return node.head
+    raise ParseError("an accent over an expression")
+
+
+def derivative(top: Op, bottom: Op) -> Node | None:
+    """`\\frac{dy}{dx}`, `\\frac{d^2 y}{dx^2}` as an opaque function of y and x; None for other fractions."""
+    over, under = factors(top), factors(bottom)
+    d = Sym("d")
+    order = over[0].args[1] if isinstance(over[0], Op) and over[0].head == "^" and over[0].args[0] == d else None
+    if len(over) < 2 or len(under) < 2 or under[0] != d or not (over[0] == d or order):
+        return None
+    return Op("call", ("d", order or Num(Fraction(1)), *over[1:], *under[1:]))
+
+
+def factors(node: Node) -> list:
+    return [f for a in node.args for f in factors(a)] if isinstance(node, Op) and node.head == "*" else [node]
