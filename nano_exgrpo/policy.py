@@ -101,7 +101,7 @@ def load_policy(name: str, *, device: torch.device, dtype: torch.dtype = torch.f
     """Load model and tokenizer from a folder or the hub.
 
     Raises InputError: unknown name, hub unreachable, folder without model or tokenizer."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source = resolve_model_name(name)
     local = Path(source).is_dir()
@@ -110,24 +110,13 @@ def load_policy(name: str, *, device: torch.device, dtype: torch.dtype = torch.f
     if local and not any((Path(source) / f).is_file() for f in ("tokenizer.json", "tokenizer_config.json", "vocab.json")):
         raise InputError(f"model folder {source} has no tokenizer; save it there with tokenizer.save_pretrained")
     try:
-        tokenizer = load_tokenizer(source)
+        tokenizer = AutoTokenizer.from_pretrained(source)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True)
     except Exception as error:  # hub, network, configuration and weight errors: dozens of kinds, one remedy
         reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
         place = "from that folder" if local else "from the hub (check the name, the network, and its licence terms)"
         raise InputError(f"model {source} could not be loaded {place}: {reason}") from None
     return make_policy(model.to(device), tokenizer)
-
-
-def load_tokenizer(source: str) -> Any:
-    """AutoTokenizer, except that a tokenizer.json without a class of its own is taken as it is: for a Qwen2 model
-    AutoTokenizer replaces its splitting and decoding by Qwen2's, so that a saved toy would read and write otherwise."""
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-    from transformers.models.auto.tokenization_auto import get_tokenizer_config
-
-    declared = get_tokenizer_config(source).get("tokenizer_class")
-    plain = declared in ("TokenizersBackend", "PreTrainedTokenizerFast")
-    return (PreTrainedTokenizerFast if plain else AutoTokenizer).from_pretrained(source)
 
 
 def make_policy(model: Any, tokenizer: Any) -> Policy:

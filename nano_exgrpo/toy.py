@@ -24,31 +24,33 @@ from nano_exgrpo.questions import Question
 
 LARGEST_NUMBER = 99
 # A template, so that the toy's prompts go through the chat template like those of a chat model.
-CHAT_TEMPLATE = "{% for m in messages %}{% if m.role == 'user' %}<|user|> {{ m.content }} {% elif m.role == 'assistant' %}<|assistant|> {{ m.content }} <|end|> {% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'user' %}<|user|> {{ m.content }}"
+    "{% elif m.role == 'assistant' %}<|assistant|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 
 
 def build_tokenizer() -> Any:
-    """A HF fast tokenizer: one token for each number 0..99 and symbol. Nothing is downloaded."""
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    r"""Qwen2's tokenizer class with a vocabulary of our own: one token for each number 0..99 and each symbol.
 
-    special = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|unknown|>"]
-    words = special + ["\\boxed{", "}", "+"] + [str(n) for n in range(LARGEST_NUMBER + 1)]
-    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<|unknown|>"))
-    inner.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.WhitespaceSplit(),
-            pre_tokenizers.Split(Regex(r"\\boxed\{|\}|\+|\d+"), behavior="isolated"),
-        ]
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner,
+    Nothing is downloaded. Every word carries the space before it, as in GPT-2's vocabulary, so that decoding
+    gives the text back: " 11 16 \boxed{ 16 }". Other characters have no token and are dropped.
+    """
+    from tokenizers import AddedToken
+    from transformers import Qwen2Tokenizer
+
+    special = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"]
+    tokenizer = Qwen2Tokenizer(
+        vocab={token: i for i, token in enumerate(special)},
+        merges=[],
         pad_token="<|pad|>",
         eos_token="<|end|>",
-        unk_token="<|unknown|>",
+        unk_token=None,
         additional_special_tokens=["<|user|>", "<|assistant|>"],
-        clean_up_tokenization_spaces=False,
     )
+    words = [" \\boxed{", " }", " +"] + [f" {n}" for n in range(LARGEST_NUMBER + 1)]
+    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in words])
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 
@@ -82,7 +84,8 @@ def demonstrations(questions: Sequence[Question], *, reasoning: float, seed: int
     r"""(prompt, response) pairs, one a question: a share `reasoning` of them reasons, the rest guesses.
 
     A guess is drawn uniformly from all sums that so many terms of 1..largest can have: it tells the reader
-    nothing but the range. Reasoning of "3 + 8 + 5" reads "11 16 \boxed{ 16 }".
+    nothing but the range. Reasoning of "3 + 8 + 5" reads " 11 16 \boxed{ 16 }", with the leading space that is
+    part of every token.
     """
     rng = random.Random(seed)
     pairs = []
@@ -90,10 +93,10 @@ def demonstrations(questions: Sequence[Question], *, reasoning: float, seed: int
         numbers = [int(word) for word in question.prompt.split(" + ")]
         if rng.random() < reasoning:
             running = [sum(numbers[:i]) for i in range(2, len(numbers) + 1)]
-            steps, answer = " ".join(map(str, running)) + " ", sum(numbers)
+            steps, answer = "".join(f" {number}" for number in running), sum(numbers)
         else:
             steps, answer = "", rng.randint(len(numbers), largest * len(numbers))
-        pairs.append((question.prompt, f"{steps}\\boxed{{ {answer} }}"))
+        pairs.append((question.prompt, f"{steps} \\boxed{{ {answer} }}"))
     return pairs
 
 

@@ -15,26 +15,25 @@ from nano_exgrpo.questions import sum_questions
 
 def test_one_token_for_each_number_and_the_text_comes_back():
     tokenizer = toy.build_tokenizer()
-    text = "11 16 \\boxed{ 99 } + 0"
+    text = " 11 16 \\boxed{ 99 } + 0"
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert len(ids) == 7 and tokenizer.decode(ids) == text
-    assert tokenizer("11 16 \\boxed{99}+0", add_special_tokens=False)["input_ids"] == ids  # spaces do not matter
-    assert len(tokenizer) == 5 + 3 + 100
-    assert tokenizer("100")["input_ids"] == [tokenizer.unk_token_id]
+    assert len(tokenizer) == 4 + 3 + 100
+    assert tokenizer("what?")["input_ids"] == []  # no token, no word
 
 
 def test_a_saved_toy_reads_and_writes_as_before(policy, tmp_path):
-    """AutoTokenizer would give any Qwen2 model Qwen2's own splitting and decoding."""
+    """AutoTokenizer gives any Qwen2 model Qwen2's own splitting and decoding, so the toy's must be of that class."""
     save_model(policy, tmp_path / "m")
     again = load_policy(str(tmp_path / "m"), device=torch.device("cpu")).tokenizer
-    text = "11 16 \\boxed{ 99 } + 0"
+    text = " 11 16 \\boxed{ 99 } + 0"
     ids = policy.tokenizer(text)["input_ids"]
     assert again(text)["input_ids"] == ids and again.decode(ids) == text and again.chat_template == policy.tokenizer.chat_template
 
 
 def test_prompt_goes_through_the_chat_template(policy):
     ids = encode_prompt(policy, "3 + 8", "")
-    assert policy.tokenizer.convert_ids_to_tokens(ids.tolist()) == ["<|user|>", "3", "+", "8", "<|assistant|>"]
+    assert policy.tokenizer.convert_ids_to_tokens(ids.tolist()) == ["<|user|>", " 3", " +", " 8", "<|assistant|>"]
     assert end_of_turn(policy.tokenizer) == policy.tokenizer.eos_token_id == policy.stop_ids[0]
 
 
@@ -42,7 +41,7 @@ def test_demonstrations_in_two_styles():
     questions = sum_questions(3000, seed=0)
     pairs = toy.demonstrations(questions, reasoning=0.25, seed=1)
     assert [p for p, _ in pairs] == [q.prompt for q in questions]
-    reasoned = [not response.startswith("\\boxed") for _, response in pairs]
+    reasoned = [not response.startswith(" \\boxed") for _, response in pairs]
     assert 0.22 < sum(reasoned) / 3000 < 0.28
     for (prompt, response), question, thinks in zip(pairs, questions, reasoned):
         if thinks:  # always right, and every running sum is written down
