@@ -25,7 +25,7 @@ import sys
 _BOX = re.compile(r"\\f?box(?:ed)?(?![a-zA-Z])\s*(\{|[0-9]+|[A-Za-z](?![A-Za-z]))?")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _GLUE = re.compile(r"[\s${}]|\\(?:quad|text|[()\[\]])")        # between boxes that form a list, besides "," and "and"
-_STATEMENT = re.compile(r"(?:####|answer(?:\s+is)?\s?(?:\*\*)?\s?:|answer\s+is\b)[ \t]*\n?", re.IGNORECASE)
+_STATEMENT = re.compile(r"####|answer(?:\s+is)?\s?(?:\*\*)?\s?:|answer\s+is\b|answer[*_ ]{0,4}\n", re.IGNORECASE)
 _PLAIN = re.compile(r"0|-?[1-9]\d{0,17}")
 MAX_JOINED, MAX_GAP = 64, 60     # boxes that may form one list, and the characters between two of them
 
@@ -91,14 +91,15 @@ def extract_choice(response: str, letters: str = "ABCDEFGHIJ") -> str | None:
         response: the whole response.
         letters: the letters that are choices.
     """
-    answer = extract_answer(response)
-    if answer is None:
-        lone = re.fullmatch(rf"[\s*(]*([{letters}])[\s*.):]*", response.rpartition("</think>")[2])
-        return lone[1] if lone else None
-    plain = re.sub(r"\\(?:text|mathrm|mathbf|textbf|boxed|rm|bf)\w*\s*|[{}$*]", "", answer).strip()
-    plain = re.sub(r"^(?:the\s+)?(?:correct\s+)?(?:answer|option|choice)(?:\s+is)?\s*:?\s*(?:option|choice)?\s*", "", plain, flags=re.IGNORECASE)
-    match = re.match(rf"\(?([{letters}])(?:\)|[.:]|$|\s)(?!\s*(?:,|and\b|or\b|\(?[{letters}]\b))", plain)
-    return match[1] if match else None
+    text = response.rpartition("</think>")[2]
+    alone = rf"([{letters}])(?![A-Za-z])(?!\s*(?:,|and\b|or\b|\(?[{letters}]\b))"     # no second letter beside it
+    if "\\boxed" in text or "\\fbox" in text:
+        answer = re.sub(r"\\(?:text|math|rm|bf|boxed)\w*\s*|[{}$*]", "", extract_answer(response) or "")
+        found = re.match(rf"\s*(?i:(?:the\s+)?(?:correct\s+)?(?:answer|option|choice)?(?:\s+is)?\s*:?)\s*\(?{alone}", answer)
+        return found[1] if found else None
+    found = re.findall(rf"(?i:\b(?:answer|option|choice)\b(?:\s+is|\s*:)?)(?i:[\s:*$({{]|\\text\w*|option)*{alone}", text[-20_000:])
+    lone = re.fullmatch(rf"[\s*(]*([{letters}])[\s*.):]*", text)
+    return found[-1] if found else lone[1] if lone else None
 
 
 def is_equal(gold: str, answer: str) -> bool:
