@@ -39,8 +39,8 @@ from nano_exgrpo.runlog import read_config, read_lines, write_text
 # of guessing; what is left at the start is a held-out accuracy of about 0.15. Everything else is the toy preset's.
 BASE: dict[str, Any] = dict(
     toy_largest=5, toy_fewest_terms=3, toy_most_terms=5, toy_questions=1500, toy_demonstrations=20_000, toy_hidden=64,
-    toy_layers=2, toy_skill_steps=450, toy_reasoning=0.2, warmup_steps=120, warmup_lr=8e-4, max_response_length=10,
-    held_out=300, steps=80, lr=5e-4, log_samples=0,
+    toy_layers=2, toy_skill_steps=500, toy_reasoning=0.2, warmup_steps=120, warmup_lr=8e-4, max_prompt_length=16, max_response_length=10,
+    held_out=300, steps=60, lr=5e-4, log_samples=0,
 )  # fmt: skip
 
 # Question sets. Eight of ten answers wrong is far from any real data set; it stands for the many questions of a hard
