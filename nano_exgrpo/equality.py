@@ -58,6 +58,11 @@ class Judge:
 
     def equal(self, a: Node, b: Node) -> bool:
         """Whether `b` states the answer `a`."""
+        if isinstance(a, Op) and a.head == "where":              # a condition of the gold answer must be there, one more may
+            if not isinstance(b, Op) or b.head != "where" or a.args[1] != b.args[1]:
+                return self.no("the condition differs")
+            a = a.args[0]
+        b = b.args[0] if isinstance(b, Op) and b.head == "where" else b
         a, b = self.unwrapped(a), self.unwrapped(b)
         if isinstance(a, Quantity) or isinstance(b, Quantity):
             return self.quantities(a, b)

@@ -68,7 +68,9 @@ class Parser(ExpressionParser):
 
     def parse(self) -> Node:
         node = self.answer()
-        self.qualifier()
+        condition = self.qualifier()
+        if condition:
+            node = Op("where", (node, Sym(condition)))
         if self.token.kind != "end":
             raise ParseError(f"unread from {self.token.text!r} on")
         return node
@@ -96,19 +98,22 @@ class Parser(ExpressionParser):
             items = [item if isinstance(item, Rel) else Rel([first.terms[0], item], ["!="]) for item in items]
         return Seq("or" if "or" in seen else "list", items) if len(items) > 1 else items[0]
 
-    def qualifier(self) -> None:
-        """`for all n`, `where C is a constant`, `, k in Z`, `(k in Z)`: says where a formula holds, adds no value."""
+    def qualifier(self) -> str:
+        """`for all n`, `, k in Z`, `(k in Z)` say where a formula holds and are left out; the text of a condition,
+        `where a > 0`, `with a odd`, is returned."""
         while self.sign() == "," or self.sign() == "(":
             self.at += 1
         if self.token.text in QUALIFIERS and self.token.kind in ("text", "word"):
+            condition = "" if self.token.text == "for" else " ".join(token.text for token in self.tokens[self.at:])
             self.at = len(self.tokens) - 1
-            return
+            return condition
         start = self.at
         while self.token.kind == "name" or self.sign() == ",":
             self.at += 1
         if self.at > start and self.accept("in") and (self.command() == "reals" or self.token.text.startswith("\\mathbb")):
             self.at += 1
             self.accept(")")
+        return ""
 
     def qualifier_ahead(self, at: int) -> bool:
         """Whether a qualifier starts at a token: a word for it, or `k in Z`."""

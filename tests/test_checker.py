@@ -32,7 +32,7 @@ EQUAL = [
     # labels and equations
     ("5", "x=5"), ("x=5", "5"), ("2=x", "x=2"), ("f(x)=x^2", "x^2"), ("f(x)=x^2", "f(t)=t^2"), ("1", "|AB|=1"), ("60", r"\angle ABC=60^\circ"),
     ("12", r"\text{Area}=12"), ("1/3", r"x=\frac13\approx 0.333"), ("6", r"x=2\cdot3=6"), ("2x+4y-3=0", r"y=-\frac12x+\frac34"), ("y=2x", "4x-2y=0"),
-    ("f(n)=n^2", r"f(n)=n^2\text{ for all }n"), (r"\frac{\pi}{6}+\pi k", r"\frac{\pi}{6}+k\pi, k\in\mathbb{Z}"),
+    ("f(n)=n^2", r"f(n)=n^2\text{ for all }n"), ("ax+b", "b+ax, where b is odd"), (r"\frac{\pi}{6}+\pi k", r"\frac{\pi}{6}+k\pi, k\in\mathbb{Z}"),
     # lists, sets, tuples
     ("1,-2", "-2, 1"), (r"\{1,2\}", "2,1"), (r"19, 46, \text{ and } 82", "82,19,46"), ("n=1, 2", "2,1"), (r"3\pm\sqrt2", r"3-\sqrt2, 3+\sqrt2"),
     (r"(\pm1,\pm2)", "(1,2),(1,-2),(-1,2),(-1,-2)"), (r"(\pm1,\mp2)", "(1,-2),(-1,2)"), ("(1,2)", "x=1, y=2"), ("(p,q)=(3,2)", "(3,2)"),
@@ -60,6 +60,7 @@ DIFFERENT = [
     # labels and equations
     ("7=11a+c", "11a+c"), ("a+3z=0", "0"), ("3", "n=3k"), ("25", "24=25=26"), ("x=1", "y=1"), ("y=2x+3", "0=0"), ("y=2x+3", "y=y"), ("y=2x", "y=-2x"),
     ("f(x)=x^2", "g(x)=x^2"), ("33", "m+n=33"), ("MR=SRMC", "SRMC"),
+    ("f(x)=ax+b, where b is odd", "f(x)=ax+b, where b is even"),
     # lists, sets, tuples
     ("1,2,3", "1,2"), ("1,2", "1,2,3"), (r"3\pm\sqrt2", r"3+\sqrt2,3+\sqrt2"), ("2", r"\pm2"), ("25", "25 or 26"), ("(1,2)", "(2,1)"), ("(3,1)", r"\{1,3\}"),
     ("(1,2)", "(1,2),(2,1)"), ("1,2", "(1,2)"), (r"\emptyset", "0"), (r"\emptyset", r"\{0\}"), ("9500", "9,5,0,0"), ("2, 3", "23"), ("2", "(0,1)"),
