@@ -19,9 +19,9 @@ from __future__ import annotations
 from fractions import Fraction
 
 from nano_exgrpo.reals import FLIPPED, RealLine
-from nano_exgrpo.tree import (Based, Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, Sym, choose_signs, contents, count_signs,
-                              infinity, is_constant, is_label, is_word_label, negative_base, same_function, show, substitute, symbols,
-                              without_letter_unit)
+from nano_exgrpo.tree import (Based, Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, Sym, choose_signs, contents,
+                              count_signs, infinity, is_constant, is_label, is_word_label, negative_base, same_function,
+                              show, substitute, symbols, without_letter_unit)
 from nano_exgrpo.values import NOISE, Evaluator, Undefined, close
 
 BUDGET = 8_000              # work units of one verdict, some 5 microseconds each
@@ -58,7 +58,7 @@ class Judge:
 
     def equal(self, a: Node, b: Node) -> bool:
         """Whether `b` states the answer `a`."""
-        if isinstance(a, Op) and a.head == "where":              # a condition of the gold answer must be there, one more may
+        if isinstance(a, Op) and a.head == "where":              # one more condition than the gold answer's is fine
             if not isinstance(b, Op) or b.head != "where" or a.args[1] != b.args[1]:
                 return self.no("the condition differs")
             a = a.args[0]
@@ -79,7 +79,7 @@ class Judge:
         if isinstance(a, Seq) or isinstance(b, Seq) or self.has_matrix(a) or self.has_matrix(b):
             return self.containers(a, b)
         if isinstance(a, Ratio) or isinstance(b, Ratio):
-            return isinstance(a, Ratio) and isinstance(b, Ratio) and self.ratios(a, b) or self.no("different ratios or times")
+            return self.ratios(a, b) or self.no("different ratios or times")
         if isinstance(a, Based) or isinstance(b, Based):
             return a == b or self.no("numerals with a base are compared as written")
         return self.scalars(a, b)
@@ -105,8 +105,10 @@ class Judge:
     def spread(self, node: Node) -> Node:
         """`a pm b` as the list of its values. Signs are chosen independently, together where "mp" occurs."""
         if isinstance(node, Seq) and node.kind != "tuple":
-            items = [self.spread(item) for item in node.items]
-            return Seq(node.kind, [i for item in items for i in (item.items if isinstance(item, Seq) and item.kind == "list" else [item])])
+            items = []
+            for item in map(self.spread, node.items):
+                items += item.items if isinstance(item, Seq) and item.kind == "list" else [item]
+            return Seq(node.kind, items)
         heads = contents(node)[1]
         if not heads & PLUS_MINUS:
             return node
@@ -164,7 +166,7 @@ class Judge:
         return label, values[-1]
 
     def both_relations(self, a: Rel, b: Rel) -> bool:
-        if set(a.ops) == set(b.ops) == {"="} and (len(a.terms) > 2 or len(b.terms) > 2 or is_label(a.terms[0]) or is_label(b.terms[0])):
+        if set(a.ops) == set(b.ops) == {"="}:
             (label_a, value_a), (label_b, value_b) = self.unlabel(a), self.unlabel(b)
             if value_a is not None and value_b is not None and label_a is not None and label_b is not None:
                 if label_a == label_b and self.equal(value_a, value_b):
@@ -235,7 +237,11 @@ class Judge:
         if len(parts) != len(entries.items) or any(label is None for label, _ in parts):
             return self.no("the named values are not the entries of the tuple")
         orders = [[value for _, value in sorted(parts, key=lambda part: str(part[0]))], [value for _, value in parts]]
-        return any(all(self.equal(y, x) if flip else self.equal(x, y) for x, y in zip(entries.items, order)) for order in orders)
+        for order in orders:
+            pairs = zip(order, entries.items) if flip else zip(entries.items, order)
+            if all(self.equal(x, y) for x, y in pairs):
+                return True
+        return self.no("an entry differs")
 
     def unordered(self, a: Seq, b: Seq) -> bool:
         left, right = list(a.items), list(b.items)
@@ -259,9 +265,9 @@ class Judge:
                 out.append(item)
         return out + items[MAX_ITEMS:]
 
-    def ratios(self, a: Ratio, b: Ratio) -> bool:
+    def ratios(self, a: Node, b: Node) -> bool:
         """Equal part by part, or proportional."""
-        if len(a.parts) != len(b.parts):
+        if not isinstance(a, Ratio) or not isinstance(b, Ratio) or len(a.parts) != len(b.parts):
             return False
         if all(self.equal(x, y) for x, y in zip(a.parts, b.parts)):
             return True
@@ -273,7 +279,9 @@ class Judge:
     # -- matrices
 
     def has_matrix(self, node: Node) -> bool:
-        return isinstance(node, Matrix) or isinstance(node, Op) and node.head not in ("det", "abs") and any(map(self.has_matrix, node.args))
+        if isinstance(node, Op):
+            return node.head in ("+", "*", "/", "neg", "^") and any(map(self.has_matrix, node.args))
+        return isinstance(node, Matrix)
 
     def matrices(self, a: Node, b: Node) -> bool:
         rows = []
@@ -310,7 +318,8 @@ class Judge:
                 return [[Op("*", (*scalars, cell)) for cell in row] for row in matrices[0]]
             if len(matrices) == 2 and not scalars and len(matrices[0][0]) == len(matrices[1]):
                 columns = list(zip(*matrices[1]))
-                return [[Op("+", tuple(Op("*", pair) for pair in zip(row, column))) for column in columns] for row in matrices[0]]
+                return [[Op("+", tuple(Op("*", pair) for pair in zip(row, column))) for column in columns]
+                        for row in matrices[0]]
         if head == "^" and parts[0] and args[1] in (Sym("T"), Sym("\\top"), Op("top")):
             return [list(column) for column in zip(*parts[0])]
         return None
@@ -319,10 +328,15 @@ class Judge:
         if a[0] and b[0] and a[0] != b[0]:
             return self.no("the inequalities are about different variables")
         a, b = self.line.union(a[1]), self.line.union(b[1])
-        return len(a) == len(b) and all(
-            p[1] == q[1] and p[3] == q[3] and all(
-                x is y is None or x is not None and y is not None and self.scalars(x, y) for x, y in ((p[0], q[0]), (p[2], q[2])))
-            for p, q in zip(a, b))
+        if len(a) != len(b):
+            return False
+        for (low_a, *closed_a, high_a, end_a), (low_b, *closed_b, high_b, end_b) in zip(a, b):
+            if closed_a != closed_b or end_a != end_b:
+                return False
+            for x, y in ((low_a, low_b), (high_a, high_b)):
+                if (x is None) != (y is None) or x is not None and not self.scalars(x, y):
+                    return False
+        return True
 
     # -- scalars
 
@@ -354,8 +368,8 @@ class Judge:
         if self.same_value(Op("percent", (number,)), other):
             return True
         at = Evaluator(0, False, self.budget)
-        return (not symbols(number) and abs(at.num(at.value(number))) >= 1 and self.same_value(number, other)) or self.no(
-            "p% is p/100")
+        dropped = not symbols(number) and abs(at.num(at.value(number))) >= 1 and self.same_value(number, other)
+        return dropped or self.no("p% is p/100")
 
     def same_value(self, a: Node, b: Node) -> bool:
         """Equality at random points, exact wherever the values are rational."""

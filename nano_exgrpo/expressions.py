@@ -28,8 +28,8 @@ POSITIVE = Seq("tuple", [Num(Fraction(0)), Op("inf")])
 NEGATIVE = Seq("tuple", [Op("neg", (Op("inf"),)), Num(Fraction(0))])
 TRIGONOMETRIC = {"sin", "cos", "tan", "cot", "sec", "csc"}
 CALLED = set("fghFG")                    # letters that name functions: f(x) is never f times x
-BASE_WORDS = dict(two="2", three="3", four="4", five="5", six="6", seven="7", eight="8", nine="9", ten="10", eleven="11",
-                  twelve="12", sixteen="16")
+BASE_WORDS = dict(two="2", three="3", four="4", five="5", six="6", seven="7", eight="8", nine="9", ten="10",
+                  eleven="11", twelve="12", sixteen="16")
 
 
 class ParseError(ValueError):
@@ -141,7 +141,9 @@ class ExpressionParser:
         if text == "(" and (self.tokens[self.at + 1].text == "mod" or self.qualifier_ahead(self.at + 1)):
             return False
         if kind == "op":
-            return text in ("(", "{", "lfloor", "lceil") or text == "|" and not self.bars or text == "[" and not self.may_close
+            if text == "|":
+                return not self.bars
+            return text in ("(", "{", "lfloor", "lceil") or text == "[" and not self.may_close
         return False
 
     def unit_ahead(self) -> bool:
@@ -330,16 +332,15 @@ class ExpressionParser:
         whole, at = Num(token.value, token.digits), self.at
         if not token.text.isdigit():
             return whole
-        following = self.tokens[at:at + 4]
-        if len(following) > 2 and following[0].kind == following[2].kind == "num" and following[1].text == "/" and (
-                following[0].text.isdigit() and following[2].text.isdigit() and 0 < following[0].value < following[2].value):
+        top, slash, bottom = [*self.tokens[at:at + 3], self.tokens[-1], self.tokens[-1]][:3]
+        if top.text.isdigit() and slash.text == "/" and bottom.text.isdigit() and 0 < top.value < bottom.value:
             self.at += 3
-            return Op("mixed", (whole, Num(following[0].value / following[2].value)))
+            return Op("mixed", (whole, Num(top.value / bottom.value)))
         if self.command() == "frac":
             part = self.from_command("frac")
-            if isinstance(part.args[0], Num) and isinstance(part.args[1], Num) and (
-                    0 < part.args[0].value < part.args[1].value) and part.args[0].value.denominator == 1:
-                return Op("mixed", (whole, Num(part.args[0].value / part.args[1].value)))
+            top, bottom = part.args[:2]
+            if isinstance(top, Num) and isinstance(bottom, Num) and 0 < top.value < bottom.value and top.digits == 0:
+                return Op("mixed", (whole, Num(top.value / bottom.value)))
             return times(whole, self.suffixes(part))
         return whole
 
@@ -413,11 +414,11 @@ class ExpressionParser:
 
     def reals(self) -> Node:
         """R, R^+, R_{+}, R^-."""
-        marks = [t.text for t in self.tokens[self.at:self.at + 4]]
-        for pattern in (["^", "+"], ["_", "+"], ["^", "{", "+", "}"], ["_", "{", "+", "}"], ["^", "-"], ["^", "{", "-", "}"]):
-            if marks[:len(pattern)] == pattern:
-                self.at += len(pattern)
-                return NEGATIVE if "-" in pattern else POSITIVE
+        marks = "".join(token.text for token in self.tokens[self.at:self.at + 4])
+        for mark in ("^+", "_+", "^{+}", "_{+}", "^-", "_-", "^{-}", "_{-}"):
+            if marks.startswith(mark):
+                self.at += len(mark)
+                return NEGATIVE if "-" in mark else POSITIVE
         return Op("reals")
 
     def fraction(self) -> Node:
@@ -444,7 +445,10 @@ class ExpressionParser:
             items = node.items if isinstance(node, Seq) else [node]
         else:
             first = self.argument()
-            items = [first, self.argument()] if name == "binom" else first.items if isinstance(first, Seq) else [first]
+            if name == "binom":
+                items = [first, self.argument()]
+            else:
+                items = first.items if isinstance(first, Seq) else [first]
         if name == "binom" and len(items) != 2:
             raise ParseError("a binomial needs two arguments")
         return Op(name, tuple(items))
@@ -509,7 +513,8 @@ def times(a: Node, b: Node) -> Node:
 def in_radians(node: Node, function: str) -> Node:
     """The argument of a trigonometric function with its degrees converted: `sin 30°`."""
     if isinstance(node, Op) and function in TRIGONOMETRIC:
-        return Op("radians" if node.head == "degree" else node.head, tuple(in_radians(arg, function) for arg in node.args))
+        head = "radians" if node.head == "degree" else node.head
+        return Op(head, tuple(in_radians(arg, function) for arg in node.args))
     return node
 
 

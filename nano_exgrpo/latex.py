@@ -31,6 +31,8 @@ MAX_HEIGHT = 80          # of the tree
 QUALIFIERS = {"for", "where", "with"}
 RELATIONS = {"=", "<", ">", "<=", ">=", "!=", "~=", "==", "->", "=>", "in", "notin"}
 ENDS = {"end", ",", ";", "and", "or", ")", "]", r"\}", "}", "&", "\\\\", "|"}
+MATRICES = set("pmatrix bmatrix vmatrix Bmatrix Vmatrix matrix smallmatrix array".split())
+ROWS = set("cases aligned align gathered".split())
 PHRASES = {
     **dict.fromkeys(["all real numbers", "all reals", "real numbers", "the real numbers", "the set of all real numbers",
                      "the set of real numbers", "any real number", "all real values"], Op("reals")),
@@ -61,6 +63,10 @@ def parse_tokens(tokens: list[Token]) -> Node:
     if height(tree, MAX_HEIGHT) == MAX_HEIGHT:
         raise ParseError("nested too deeply")
     return tree
+
+
+def is_number_set(token: Token) -> bool:
+    return token.text == "reals" or token.text.startswith("\\mathbb")
 
 
 class Parser(ExpressionParser):
@@ -110,7 +116,7 @@ class Parser(ExpressionParser):
         start = self.at
         while self.token.kind == "name" or self.sign() == ",":
             self.at += 1
-        if self.at > start and self.accept("in") and (self.command() == "reals" or self.token.text.startswith("\\mathbb")):
+        if self.at > start and self.accept("in") and is_number_set(self.token):
             self.at += 1
             self.accept(")")
         return ""
@@ -121,7 +127,7 @@ class Parser(ExpressionParser):
             return self.tokens[at].kind in ("text", "word")
         while self.tokens[at].kind == "name" or self.tokens[at].text == ",":
             at += 1
-        return self.tokens[at].text == "in" and (self.tokens[at + 1].text == "reals" or self.tokens[at + 1].text.startswith("\\mathbb"))
+        return self.tokens[at].text == "in" and is_number_set(self.tokens[at + 1])
 
     def clause(self) -> Node:
         if self.accept("~=", "="):                             # "≈ 5", "= 5"
@@ -259,8 +265,7 @@ class Parser(ExpressionParser):
         return Seq("set", node.items if isinstance(node, Seq) and node.kind in ("list", "or") else [node])
 
     def environment(self, name: str) -> Node:
-        if name not in ("pmatrix", "bmatrix", "vmatrix", "Bmatrix", "Vmatrix", "matrix", "smallmatrix", "array", "cases",
-                        "aligned", "align", "gathered"):
+        if name not in MATRICES | ROWS:
             raise ParseError(f"unknown environment {name}")
         rows: list[list] = [[]]
         while self.command() != f"end {name}":
@@ -274,7 +279,7 @@ class Parser(ExpressionParser):
                 self.accept(",")
         self.at += 1
         rows = [row for row in rows if row]
-        if name in ("cases", "aligned", "align", "gathered"):
+        if name in ROWS:
             return Seq("list", [Seq("tuple", row) if len(row) > 1 else row[0] for row in rows])
         if not rows or len({len(row) for row in rows}) != 1:
             raise ParseError("a matrix with ragged rows")

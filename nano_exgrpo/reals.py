@@ -65,13 +65,14 @@ class RealLine:
             low, high = node.items
             if infinity(low) > 0 or infinity(high) < 0:
                 return None
-            return None, [(None if infinity(low) else low, node.ends[0] == "[", None if infinity(high) else high, node.ends[1] == "]")]
-        if node.kind == "set" and not all(isinstance(item, Num | Sym | Op) for item in node.items):
-            return None
-        if node.kind == "set":
-            return None, self.union([(item, True, item, True) for item in node.items]) if len(node.items) <= MAX_PIECES else None
+            low, high = (None if infinity(end) else end for end in (low, high))
+            return None, [(low, node.ends[0] == "[", high, node.ends[1] == "]")]
         if len(node.items) > MAX_PIECES:
             return None
+        if node.kind == "set":
+            if not all(isinstance(item, Num | Sym | Op) for item in node.items):
+                return None
+            return None, self.union([(item, True, item, True) for item in node.items])
         parts = [self.real_set(item) if self.is_real_set(item) or isinstance(item, Rel) else None for item in node.items]
         if None in parts:
             return None
@@ -116,7 +117,8 @@ class RealLine:
                 ">=": [(bound, True, None, False)], "=": [(bound, True, bound, True)],
                 "!=": [(None, False, bound, False), (bound, False, None, False)]}[op]
         if len(terms) == 3 and "=" not in ops and "!=" not in ops and ops[0][0] == ops[1][0]:
-            halves = self.solution(Rel([terms[1], terms[0]], [FLIPPED[ops[0]]])), self.solution(Rel(terms[1:], ops[1:]))
+            low, middle, high = terms
+            halves = self.solution(Rel([middle, low], [FLIPPED[ops[0]]])), self.solution(Rel([middle, high], ops[1:]))
             if None in halves:
                 return None
             (variable, [first]), (_, [second]) = halves
@@ -135,7 +137,8 @@ class RealLine:
         name = next(iter(names))
         difference = Op("+", (left, Op("neg", (right,))))
         try:
-            zero, one, two, five = (Evaluator(0, False, self.budget, env={name: Fraction(x)}).value(difference) for x in (0, 1, 2, 5))
+            zero, one, two, five = (
+                Evaluator(0, False, self.budget, env={name: Fraction(x)}).value(difference) for x in (0, 1, 2, 5))
         except Undefined:
             return None
         slope = one - zero

@@ -72,7 +72,8 @@ ohm 1 ohm ohms
 am 1 am AM
 pm 1 pm PM
 """
-NAMED = {name: (row.split()[0], Fraction(row.split()[1])) for row in _TABLE.strip().splitlines() for name in row.split()[2:]}
+_ROWS = [row.split() for row in _TABLE.strip().splitlines()]
+NAMED = {name: (dimension, Fraction(size)) for dimension, size, *names in _ROWS for name in names}
 NAMED["\\mu"] = ("micro", Fraction(1, 10 ** 6))
 _DERIVED = {"volume": (("length", 3),), "speed": (("length", 1), ("time", -1)), "micro": ()}
 _DIMENSIONS = {dimension for dimension, _ in NAMED.values()}
@@ -104,7 +105,8 @@ class Unit:
         if not self.dims or not other.dims:
             return False
         known = [[dim for dim in unit.dims if dim[0] in _DIMENSIONS] for unit in (self, other)]
-        mine, theirs = ({word for name, _ in unit.dims if name not in _DIMENSIONS for word in name.split()} for unit in (self, other))
+        mine, theirs = (
+            {word for name, _ in unit.dims if name not in _DIMENSIONS for word in name.split()} for unit in (self, other))
         return known[0] != known[1] or not (mine <= theirs or theirs <= mine)
 
 

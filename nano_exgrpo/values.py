@@ -20,6 +20,7 @@ import threading
 from fractions import Fraction
 from functools import lru_cache
 
+from nano_exgrpo.expressions import CALLED
 from nano_exgrpo.tree import Matrix, Node, Num, Op, Rel, Seq, Sym
 
 DIGITS = 60                 # working precision in decimal digits
@@ -92,7 +93,7 @@ class Evaluator:
 
     def spend_bits(self, a: Fraction, b: Fraction) -> None:
         """The cost of exact arithmetic: greatest common divisors are quadratic in the number of bits."""
-        bits = max(a.numerator.bit_length(), a.denominator.bit_length(), b.numerator.bit_length(), b.denominator.bit_length())
+        bits = max(part.bit_length() for number in (a, b) for part in (number.numerator, number.denominator))
         if bits > 2_000:
             self.spend((bits // 1_000) ** 2 // 4)
 
@@ -156,7 +157,7 @@ class Evaluator:
                 self.spend_bits(total, value)
                 total = self.checked(total + value)
             return total
-        return self.ctx.fsum(self.num(v) for v in values) if len(values) > 2 else self.num(values[0]) + self.num(values[1])
+        return sum(map(self.num, values[1:]), self.num(values[0]))
 
     def op_neg(self, a):
         return -a
@@ -378,8 +379,8 @@ class Evaluator:
     def opaque(self, node: Op):
         """A call or a subscripted symbol: a random function of the values of its arguments."""
         name, *args = node.args
-        if node.head == "call" and isinstance(name, Sym) and name.name[:1] not in "fghFG" and "'" not in name.name and (
-                len(args) == 1 and isinstance(args[0], Sym)):
+        if node.head == "call" and len(args) == 1 and isinstance(name, Sym) and isinstance(args[0], Sym) and not (
+                name.name[:1] in CALLED or "'" in name.name):
             return self.op_mul(self.value(name), self.value(args[0]))      # u(t): alike as a call or as a product
         title = name if isinstance(name, str) else name.name if isinstance(name, Sym) else self.key(name)
         return self.random_value(node.head, title, *(self.key(arg) for arg in args))

@@ -18,7 +18,8 @@ def words(tokens: list[Token]) -> tuple[str, ...]:
     """The tokens as strings, words in lower case."""
     out = []
     for at, (kind, text, *_) in enumerate(tokens):
-        if text in ("an", "the") and kind in ("text", "word") or text == "a" and kind == "roman" and tokens[at + 1].kind == "text":
+        if text in ("an", "the") and kind in ("text", "word") or (
+                text == "a" and kind == "roman" and tokens[at + 1].kind == "text"):
             continue                                            # "a parabola"
         if kind == "word" and looks_like_word(text) or kind in ("text", "op", "cmd"):
             text = text.lower()
@@ -60,8 +61,9 @@ def choice_readings(answer: list[Token], gold: list[Token]) -> list[list[Token]]
     if letter.kind not in ("name", "roman") or letter.text not in CHOICES or not rest:
         return [answer]
     mark, *content = rest
-    if mark.text not in ((")",) if bracketed else (")", ".", ":")) or not content or content[0].kind == "end" or (
-            content[0].text in (",", ";", "and", "or") or any(t.kind in ("name", "roman") and t.text in CHOICES for t in content)):
+    if mark.text not in ((")",) if bracketed else (")", ".", ":")) or not content or content[0].kind == "end":
+        return [answer]
+    if content[0].text in (",", ";", "and", "or") or any(t.kind in ("name", "roman") and t.text in CHOICES for t in content):
         return [answer]
     if is_letter(gold):
         return [answer, [letter, answer[-1]]]
