@@ -35,6 +35,7 @@ from nano_exgrpo.config import TrainConfig, parse_train_config, to_dict
 from nano_exgrpo.evaluate import Evaluation, evaluate, is_out_of_memory
 from nano_exgrpo.lora import adapter_state, add_lora, load_adapter
 from nano_exgrpo.loss import exgrpo_loss, group_advantages
+from nano_exgrpo.memory import ModelShape, fit_table, load_shape, shape_of
 from nano_exgrpo.optim import adamw8bit_class, make_optimizer, resolve_dtypes
 from nano_exgrpo.policy import Policy, enable_gradient_checkpointing, encode_prompt, end_of_turn, load_policy, mean_entropies, resolve_device, token_batches, token_logprobs
 from nano_exgrpo.questions import InputError, Question, QuestionSampler, load_questions, mislabel, read_jsonl, possible_sums, split_held_out, sum_questions
@@ -495,6 +496,10 @@ def warmed_up_policy(config: TrainConfig, device: torch.device, stop: StopReques
     return policy
 
 
+def toy_shape(config: TrainConfig) -> ModelShape:
+    return shape_of(toy.build_policy(seed=config.seed, hidden=config.toy_hidden, layers=config.toy_layers).model)
+
+
 def text_ids(policy: Policy, text: str) -> Tensor:
     return torch.tensor(policy.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
 
@@ -583,6 +588,9 @@ def main(argv: list[str] | None = None) -> int:
     run = ""
     try:
         config, _ = parse_train_config(argv)
+        if config.dry_run:
+            print(fit_table(toy_shape(config) if config.model == "toy" else load_shape(config.model), config, resolve_device(config.device)))
+            return 0
         run = config.run
         with StopRequest() as stop:
             train(config, stop)

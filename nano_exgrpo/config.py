@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+
 from nano_exgrpo.questions import InputError
 from nano_exgrpo.runlog import read_config
 
@@ -35,7 +37,7 @@ class TrainConfig:
     split: str = setting("train", "split of a hub data set")
     held_out: int = setting(200, "questions set aside for evaluation, never trained on")
     system_prompt: str = setting(SYSTEM_PROMPT, "system message of every prompt; empty leaves it out")
-    preset: str = setting("auto", "settings to start from: toy, 24gb (one small GPU) or paper; auto: toy for the toy, else 24gb", choices=("auto", "toy", "24gb", "paper", "none"))
+    preset: str = setting("auto", "settings to start from: toy, 24gb or 12gb (one small GPU), or paper; auto: toy for the toy, else 24gb", choices=("auto", "toy", "24gb", "12gb", "paper", "none"))
     # ---- the method
     algo: str = setting("exgrpo", "exgrpo, or grpo: the same loop without replay and retirement", choices=("exgrpo", "grpo"))
     steps: int = setting(100, "training steps", paper=700)
@@ -75,6 +77,7 @@ class TrainConfig:
     logits_megabytes: int = setting(256, "most megabytes of fp32 logits at a time")
     gradient_checkpointing: bool = setting(False, "recompute activations in backward: less memory, a third more time")
     threads: int = setting(0, "CPU threads; 0 leaves torch's choice")
+    dry_run: bool = setting(False, "only print how much memory these settings take, and which to change")
     # ---- supervised warm-up
     warmup_steps: int = setting(0, "supervised steps before RL; 0 for none")
     warmup_data: str = setting("", "demonstrations for the warm-up of a real model: .jsonl of question and response")
@@ -137,13 +140,21 @@ PRESETS: dict[str, dict[str, Any]] = {
     "none": {},
     # A laptop's two cores: from nothing to a learned skill in two minutes.
     "toy": dict(
-        steps=100, questions_per_step=16, lr=2e-4, max_prompt_length=32, max_response_length=12, system_prompt="",
-        rollout_batch=512, train_batch_tokens=8192, warmup_steps=1000, threads=1, eval_every=20,
+        steps=200, questions_per_step=16, lr=5e-4, max_prompt_length=16, max_response_length=10, system_prompt="",
+        rollout_batch=512, train_batch_tokens=8192, threads=1, eval_every=20,
+        toy_largest=5, toy_fewest_terms=3, toy_most_terms=5, toy_questions=1500, toy_demonstrations=20_000, held_out=300,
+        toy_hidden=64, toy_layers=2, toy_skill_steps=500, warmup_steps=120, warmup_lr=8e-4,
     ),
-    # Qwen2.5-Math-1.5B on one 24 GB card.
+    # Qwen2.5-Math-1.5B, all weights, on one 24 GB card: estimated peak 20 GB, in rollouts (--dry-run). fp32 weights
+    # with their gradients and moments would take 25 GB by themselves, hence bf16 weights and 8-bit moments.
     "24gb": dict(
+        steps=200, questions_per_step=32, max_prompt_length=512, max_response_length=1024, rollout_batch=256,
+        train_batch_tokens=8192, gradient_checkpointing=True, save_every=20, max_per_question=8, optimizer="adamw8bit",
+    ),
+    # The same with LoRA on one 12 GB card: estimated peak 8 GB.
+    "12gb": dict(
         steps=200, questions_per_step=32, max_prompt_length=512, max_response_length=1024, rollout_batch=64,
-        train_batch_tokens=4096, gradient_checkpointing=True, save_every=20, max_per_question=8,
+        train_batch_tokens=4096, gradient_checkpointing=True, save_every=20, max_per_question=8, lora_rank=32, lr=1e-5,
     ),
     # The released run (8 GPUs): for reference, and for those who have them.
     "paper": dict(
@@ -201,6 +212,8 @@ def resolve(given: dict[str, Any]) -> TrainConfig:
     preset = given.get("preset", "auto")
     if preset == "auto":
         preset = "toy" if model == "toy" else "24gb"
+        if preset == "24gb" and not torch.cuda.is_available():
+            given = {"optimizer": "adamw", **given}  # no card to fit into, so no need for torchao
     config = TrainConfig(**{**PRESETS[preset], **given, "preset": preset})
     if not config.data:
         config.data = "" if model == "toy" else "openai/gsm8k:main"
