@@ -140,7 +140,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "none": {},
     # A laptop's two cores: from nothing to a learned skill in two minutes.
     "toy": dict(
-        steps=200, questions_per_step=16, lr=5e-4, max_prompt_length=16, max_response_length=10, system_prompt="",
+        steps=120, questions_per_step=32, lr=3e-4, max_prompt_length=16, max_response_length=10, system_prompt="",
         rollout_batch=512, train_batch_tokens=8192, threads=1, eval_every=20,
         toy_largest=5, toy_fewest_terms=3, toy_most_terms=5, toy_questions=1500, toy_demonstrations=20_000, held_out=300,
         toy_hidden=64, toy_layers=2, toy_skill_steps=500, warmup_steps=120, warmup_lr=8e-4,
