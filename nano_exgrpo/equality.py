@@ -16,8 +16,6 @@ A verdict has a budget of work (see `values`), so it comes in milliseconds whate
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 from nano_exgrpo.reals import FLIPPED, RealLine
 from nano_exgrpo.tree import (Based, Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, Sym, choose_signs, contents,
                               count_signs, infinity, is_constant, is_label, is_word_label, negative_base, same_function,
@@ -387,8 +385,10 @@ class Judge:
         complex_allowed = "i" in heads
         good = complex_good = 0
         complex_bad = False
-        stepwise = heads & STEPS and not heads & {"sum", "prod"}
-        for index in range(WHOLE_POINTS if stepwise else POINTS + 3 if whole else POINTS):
+        points = POINTS
+        if whole and not heads & {"sum", "prod"}:
+            points = WHOLE_POINTS if heads & STEPS else 2 * POINTS
+        for index in range(points):
             if complex_allowed and index >= 4 and not whole:
                 break                                       # branch cuts: explicit i, positive symbols only
             at = Evaluator(index, whole, self.budget)

@@ -180,8 +180,10 @@ class Parser(ExpressionParser):
     def set(self) -> Node:
         node = self.quantity()
         while (sign := self.accept("cup", "cap", "setminus")) or self.words("except"):
-            other = self.quantity()
-            node = Op(sign or "setminus", (node, other if sign else Seq("set", [other])))
+            other = self.quantity() if sign else self.clause()
+            if not sign:                                        # all real numbers except x = 2
+                other = Seq("set", [other.terms[-1] if isinstance(other, Rel) else other])
+            node = Op(sign or "setminus", (node, other))
         return node
 
     def quantity(self) -> Node:
@@ -192,6 +194,7 @@ class Parser(ExpressionParser):
             negative = self.accept("-")
             self.at += 1
             value = self.sum()
+            self.unit()                                         # $5 per hour
             return Quantity(Op("neg", (value,)) if negative else value, Unit.named(ahead.text))
         node = self.sum()
         unit = self.unit()

@@ -188,8 +188,10 @@ class _Lexer:
             elif match := _LETTERS.match(self.text, self.at):
                 self.read_letters(match[0])
             elif match := _SIGNS.match(self.text, self.at):
-                self.at = match.end()
                 sign = "..." if match[0].startswith("...") else match[0]
+                self.at = match.end()
+                if sign == "!=" and re.match(r"[\d)]", self.text[max(0, match.start() - 1):]):
+                    sign, self.at = "!", match.start() + 1       # 6!=720 is a factorial, x != 5 is not
                 self.add("op", {"**": "^", "==": "="}.get(sign, sign))
             else:
                 self.at += 1
@@ -319,6 +321,7 @@ def split_word(word: str) -> list[Token]:
 
 _ANSWER_PREFIX = re.compile(r"\s*(\\text(?:bf)?\s*\{)?\s*(?:the\s+)?(?:final\s+|correct\s+)?answer\s*(?:is\b|:|=)+\s*:?\s*", re.IGNORECASE)
 _MERIDIEM = re.compile(r"\b([ap])\.\s?m\b\.?", re.IGNORECASE)
+_TIMES = re.compile(r"(\d)\s*x\s*(10\s*\^)")                    # 3 x 10^8
 _QUOTED = re.compile(r"(\*\*|'|\*|__|_)([^*'_]+)\1")
 _WORD_SIGNS = {**dict.fromkeys(("percent", "percents", "percentage", "pct"), "%"), **dict.fromkeys(("degree", "degrees"), "deg"),
                "and": "and", "or": "or"}
@@ -334,7 +337,7 @@ def tokenize(text: str, lists: bool = False) -> list[Token]:
     text = to_ascii(text).strip()
     if (prefix := _ANSWER_PREFIX.match(text)) and prefix.end() < len(text):
         text = (prefix[1] or "") + text[prefix.end():]
-    text = _MERIDIEM.sub(r"\1m", text)
+    text = _TIMES.sub(r"\1*\2", _MERIDIEM.sub(r"\1m", text))
     if quoted := _QUOTED.fullmatch(text):
         text = quoted[2]
     tokens: list[Token] = []

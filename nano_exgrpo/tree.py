@@ -53,11 +53,15 @@ class Rel:
 
 @dataclass(slots=True)
 class Matrix:
+    """Rows of the same length."""
+
     rows: list[list]
 
 
 @dataclass(slots=True)
 class Quantity:
+    """A value with a unit of measurement."""
+
     value: object
     unit: Unit
 
@@ -72,6 +76,8 @@ class Based:
 
 @dataclass(slots=True)
 class Ratio:
+    """`3:4`, `1:2:3` or a time, `7:30`."""
+
     parts: list
 
 

@@ -78,11 +78,11 @@ NAMED["\\mu"] = ("micro", Fraction(1, 10 ** 6))
 _DERIVED = {"volume": (("length", 3),), "speed": (("length", 1), ("time", -1)), "micro": ()}
 _DIMENSIONS = {dimension for dimension, _ in NAMED.values()}
 SINGLE_LETTERS = {name for name in NAMED if len(name) == 1 and name.isalpha()} | {"\\Omega"}
-NEUTRAL = {"unit", "units", "st", "nd", "rd", "th", "total", "approximately", "approx"}
+NEUTRAL = {"unit", "units", "st", "nd", "rd", "th", "total", "approximately", "approx", "only"}
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3, "cu": 3}
 # Words that turn a number into a claim about it; a number they follow is not simply that number with a unit.
 _NOT_UNITS = set("is are was not or and if but to than then between least most more less about where when which that true "
-                 "false wrong incorrect correct right answer answers given unknown such with only either neither some any maybe "
+                 "false wrong incorrect correct right answer answers given unknown such with either neither some any maybe "
                  "ignore reference response score no yes none for times plus minus because since so mod".split())
 
 

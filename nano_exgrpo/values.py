@@ -374,7 +374,10 @@ class Evaluator:
             return "".join(node.ops) + ",".join(map(self.key, node.terms))
         if isinstance(node, Op) and node.head in ("...", "inf", "reals"):
             return node.head
-        return self.ctx.nstr(self.num(self.value(node)), 20)
+        value = self.value(node)
+        if isinstance(value, Fraction) and value.denominator == 1 and abs(value) < 10 ** 15:
+            return str(value.numerator)
+        return self.ctx.nstr(self.num(value), 20).removesuffix(".0")
 
     def opaque(self, node: Op):
         """A call or a subscripted symbol: a random function of the values of its arguments."""
