@@ -29,13 +29,17 @@ from matplotlib.patches import FancyBboxPatch  # noqa: E402
 from nano_exgrpo.config import TrainConfig  # noqa: E402
 from nano_exgrpo.loss import shape  # noqa: E402
 
+Point = tuple[float, float]
 PAPER, INK, DIM, LINE = "#fbfbfa", "#22262b", "#5f6670", "#d4d7dc"
 BLUE, ORANGE, GREEN, RED = "#1f6feb", "#d1570a", "#17803d", "#b42318"
 plt.rcParams.update({
-    "figure.facecolor": PAPER, "axes.facecolor": PAPER, "savefig.facecolor": PAPER, "text.color": INK, "axes.edgecolor": LINE,
-    "axes.labelcolor": DIM, "xtick.color": DIM, "ytick.color": DIM, "axes.titlecolor": INK, "axes.grid": True, "grid.color": LINE,
-    "grid.linewidth": 0.6, "axes.titlesize": 11, "axes.titleweight": "bold", "font.size": 9.5, "axes.spines.top": False,
-    "axes.spines.right": False, "legend.frameon": False, "svg.hashsalt": "nano-exgrpo",
+    "figure.facecolor": PAPER, "axes.facecolor": PAPER, "savefig.facecolor": PAPER,
+    "text.color": INK, "axes.edgecolor": LINE, "axes.labelcolor": DIM,
+    "xtick.color": DIM, "ytick.color": DIM, "axes.titlecolor": INK,
+    "axes.grid": True, "grid.color": LINE, "grid.linewidth": 0.6,
+    "axes.titlesize": 11, "axes.titleweight": "bold", "font.size": 9.5,
+    "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
+    "svg.hashsalt": "nano-exgrpo",
 })  # fmt: skip
 
 
@@ -51,17 +55,48 @@ def canvas(width: float, height: float) -> tuple[Any, Any]:
     return figure, axis
 
 
-def box(axis: Any, x: float, y: float, title: str, text: str, *, width: float = 1.75, height: float = 0.95, colour: str = BLUE) -> None:
+def box(
+    axis: Any,
+    x: float,
+    y: float,
+    title: str,
+    text: str,
+    *,
+    width: float = 1.75,
+    height: float = 0.95,
+    colour: str = BLUE,
+) -> None:
     """A box centred on (x, y)."""
     corner = (x - width / 2, y - height / 2)
-    axis.add_patch(FancyBboxPatch(corner, width, height, boxstyle="round,pad=0,rounding_size=0.09", fc="white", ec=colour, lw=1.5))
+    axis.add_patch(
+        FancyBboxPatch(
+            corner, width, height, boxstyle="round,pad=0,rounding_size=0.09", fc="white", ec=colour, lw=1.5
+        )
+    )
     axis.text(x, y + height / 2 - 0.2, title, ha="center", va="center", weight="bold", size=10, color=colour)
     axis.text(x, y - 0.13, text, ha="center", va="center", size=8.6, color=INK, linespacing=1.25)
 
 
-def arrow(axis: Any, start: tuple[float, float], end: tuple[float, float], label: str = "", *, at: tuple[float, float] | None = None,
-          bend: float = 0.0, colour: str = DIM, align: str = "center") -> None:  # fmt: skip
-    style = {"arrowstyle": "-|>", "color": colour, "lw": 1.4, "shrinkA": 0, "shrinkB": 0, "connectionstyle": f"arc3,rad={bend}"}
+def arrow(
+    axis: Any,
+    start: Point,
+    end: Point,
+    label: str = "",
+    *,
+    at: Point | None = None,
+    bend: float = 0.0,
+    colour: str = DIM,
+    align: str = "center",
+) -> None:
+    """An arrow, bent by `bend`, with a label at `at` (default: above its middle)."""
+    style = {
+        "arrowstyle": "-|>",
+        "color": colour,
+        "lw": 1.4,
+        "shrinkA": 0,
+        "shrinkB": 0,
+        "connectionstyle": f"arc3,rad={bend}",
+    }
     axis.annotate("", xy=end, xytext=start, arrowprops=style)
     if label:
         x, y = at or ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2 + 0.13)
@@ -80,12 +115,51 @@ def dataflow() -> Any:
     arrow(axis, (1.98, middle), (2.72, middle), "prompt\nids", at=(2.35, middle + 0.27))
     arrow(axis, (4.48, middle), (6.02, middle), "group of\nTrajectory", at=(4.9, middle + 0.27))
     arrow(axis, (7.78, middle), (8.62, middle), "with\nreward", at=(8.2, middle + 0.27))
-    arrow(axis, (4.2, top - 0.15), (3.6, middle + 0.48), "samples come\nfrom $\\pi_\\theta$ itself", at=(3.6, 3.75), align="right")
+    arrow(
+        axis,
+        (4.2, top - 0.15),
+        (3.6, middle + 0.48),
+        "samples come\nfrom $\\pi_\\theta$ itself",
+        at=(3.6, 3.75),
+        align="right",
+    )
     arrow(axis, (9.5, middle + 0.48), (6.3, top), "gradient", at=(9.1, 4.05), bend=0.28, colour=BLUE)
-    arrow(axis, (5.55, top - 0.48), (5.55, bottom + 0.48), "entropies of\nstored successes", at=(5.63, 3.25), colour=ORANGE, align="left")
-    arrow(axis, (6.9, middle - 0.48), (6.1, bottom + 0.48), "store successes,\nset bucket k, retire", at=(6.65, 1.6), colour=ORANGE, align="left")
-    arrow(axis, (6.3, bottom), (9.5, middle - 0.48), "replayed trajectory with $\\log\\,\\pi_{past}$", at=(8.95, 0.62), bend=0.28, colour=ORANGE)
-    arrow(axis, (4.2, bottom), (1.1, middle - 0.48), "questions to replay,\nids of retired ones", at=(1.75, 0.85), bend=-0.28, colour=ORANGE)
+    arrow(
+        axis,
+        (5.55, top - 0.48),
+        (5.55, bottom + 0.48),
+        "entropies of\nstored successes",
+        at=(5.63, 3.25),
+        colour=ORANGE,
+        align="left",
+    )
+    arrow(
+        axis,
+        (6.9, middle - 0.48),
+        (6.1, bottom + 0.48),
+        "store successes,\nset bucket k, retire",
+        at=(6.65, 1.6),
+        colour=ORANGE,
+        align="left",
+    )
+    arrow(
+        axis,
+        (6.3, bottom),
+        (9.5, middle - 0.48),
+        "replayed trajectory with $\\log\\,\\pi_{past}$",
+        at=(8.95, 0.62),
+        bend=0.28,
+        colour=ORANGE,
+    )
+    arrow(
+        axis,
+        (4.2, bottom),
+        (1.1, middle - 0.48),
+        "questions to replay,\nids of retired ones",
+        at=(1.75, 0.85),
+        bend=-0.28,
+        colour=ORANGE,
+    )
     axis.text(0.22, 4.7, "One step of train.py", size=12, weight="bold")
     return figure
 
@@ -95,15 +169,41 @@ def life() -> Any:
     middle = 2.0
     box(axis, 1.1, middle, "unseen", "waits in the\nepoch's queue", width=1.6, colour=DIM)
     box(axis, 3.75, middle, "asked fresh", "K new\ntrajectories", width=1.6)
-    box(axis, 6.75, middle, "stored in bucket k", "k = latest successes,\nsuccesses kept with $\\log\\,\\pi_{past}$", width=2.35, colour=ORANGE)
+    box(
+        axis,
+        6.75,
+        middle,
+        "stored in bucket k",
+        "k = latest successes,\nsuccesses kept with $\\log\\,\\pi_{past}$",
+        width=2.35,
+        colour=ORANGE,
+    )
     box(axis, 9.65, middle, "retired", "never asked again,\nfresh or replayed", width=1.6, colour=GREEN)
     arrow(axis, (1.9, middle), (2.95, middle), "drawn")
     arrow(axis, (4.55, middle), (5.57, middle), "1..K−1\nright", at=(5.06, middle + 0.28), colour=ORANGE)
     arrow(axis, (7.93, middle), (8.85, middle), "K right", colour=GREEN)
-    arrow(axis, (3.3, middle - 0.48), (1.55, middle - 0.48), "0 right: nothing stored", at=(2.3, middle - 1.0), bend=-0.45)
-    arrow(axis, (4.05, middle + 0.48), (9.5, middle + 0.48), "K right at once", at=(6.5, 3.28), bend=-0.19, colour=GREEN)
+    arrow(
+        axis,
+        (3.3, middle - 0.48),
+        (1.55, middle - 0.48),
+        "0 right: nothing stored",
+        at=(2.3, middle - 1.0),
+        bend=-0.45,
+    )
+    arrow(
+        axis,
+        (4.05, middle + 0.48),
+        (9.5, middle + 0.48),
+        "K right at once",
+        at=(6.5, 3.28),
+        bend=-0.19,
+        colour=GREEN,
+    )
     arrow(axis, (6.2, middle - 0.48), (7.3, middle - 0.48), bend=1.25, colour=ORANGE)
-    text = "replayed (one stored success + K−1 fresh, so k ≥ 1) or asked fresh in a later epoch:\nnew bucket k, new successes added; if all of a fresh group fail, bucket and store stay"
+    text = (
+        "replayed (one stored success + K−1 fresh, so k ≥ 1) or asked fresh in a later epoch:\n"
+        "new bucket k, new successes added; if all of a fresh group fail, bucket and store stay"
+    )
     axis.text(6.75, 0.42, text, ha="center", va="center", size=8.6, color=ORANGE, linespacing=1.3)
     return figure
 
@@ -120,16 +220,35 @@ def shaping() -> Any:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10.6, 3.6), constrained_layout=True)
     left.plot(x, f.detach(), color=ORANGE, lw=2, label="shaped, f(w*) = w*/(w*+β)")
     left.plot(x, x, color=DIM, lw=1.3, ls="--", label="unshaped, w*")
-    left.set(xscale="log", ylim=(0, 1.6), title="weight of a replayed token", xlabel="$w^* = \\pi_\\theta\\,/\\,\\pi_{past}$")
+    left.set(
+        xscale="log",
+        ylim=(0, 1.6),
+        title="weight of a replayed token",
+        xlabel="$w^* = \\pi_\\theta\\,/\\,\\pi_{past}$",
+    )
     right.plot(x, gradient, color=ORANGE, lw=2, label="shaped, β w*/(w*+β)²")
     right.plot(x, x, color=DIM, lw=1.3, ls="--", label="unshaped, w*")
-    for value, name, place in ((beta, "w* = β: 0.25", (-8, 2)), (1.0, f"w* = 1: {beta / (1 + beta) ** 2:.3f}", (8, 8))):
+    for value, name, place in (
+        (beta, "w* = β: 0.25", (-8, 2)),
+        (1.0, f"w* = 1: {beta / (1 + beta) ** 2:.3f}", (8, 8)),
+    ):
         height = beta * value / (value + beta) ** 2
         right.plot([value], [height], "o", color=ORANGE)
-        right.annotate(name, (value, height), xytext=place, textcoords="offset points", ha="right" if place[0] < 0 else "left")
+        right.annotate(
+            name,
+            (value, height),
+            xytext=place,
+            textcoords="offset points",
+            ha="right" if place[0] < 0 else "left",
+        )
     right.axvspan(1 - epsilon, 1 + epsilon, color=BLUE, alpha=0.12, lw=0)
     right.text(1.35, 0.305, "fresh tokens live here\n(clip, 1 ± ε)", size=8.4, color=BLUE)
-    right.set(xscale="log", ylim=(0, 0.35), title="its gradient, by $\\log\\,\\pi_\\theta$, per unit of A", xlabel="$w^* = \\pi_\\theta\\,/\\,\\pi_{past}$")
+    right.set(
+        xscale="log",
+        ylim=(0, 0.35),
+        title="its gradient, by $\\log\\,\\pi_\\theta$, per unit of A",
+        xlabel="$w^* = \\pi_\\theta\\,/\\,\\pi_{past}$",
+    )
     right.text(0.0011, 0.14, "lost tokens:\npushed back up", size=8.4, color=DIM)
     right.text(110, 0.03, "already far above:\nleft alone", size=8.4, color=DIM, ha="right")
     left.legend(loc="upper left")
@@ -149,7 +268,13 @@ def curves() -> Any:
 
     draw(axes[0, 0], "eval/accuracy", "held-out accuracy", marker="o", ms=3.5)
     measured = [row for row in rows if "eval/low" in row]
-    axes[0, 0].fill_between([r["step"] for r in measured], [r["eval/low"] for r in measured], [r["eval/high"] for r in measured], alpha=0.18, lw=0)
+    axes[0, 0].fill_between(
+        [r["step"] for r in measured],
+        [r["eval/low"] for r in measured],
+        [r["eval/high"] for r in measured],
+        alpha=0.18,
+        lw=0,
+    )
     draw(axes[0, 1], "reward", "reward of fresh rollouts")
     draw(axes[0, 2], "entropy", "entropy, nats a token")
     draw(axes[1, 0], "trained_rows", "share of rows with a gradient")
@@ -157,7 +282,10 @@ def curves() -> Any:
     for axis in (axes[0, 0], axes[0, 1], axes[1, 0]):
         axis.set_ylim(0, 1)
     steps = [row["step"] for row in rows if "buffer/buckets" in row]
-    counts = [[row["buffer/buckets"].get(str(k), 0) for row in rows if "buffer/buckets" in row] for k in range(1, group_size)]
+    counts = [
+        [row["buffer/buckets"].get(str(k), 0) for row in rows if "buffer/buckets" in row]
+        for k in range(1, group_size)
+    ]
     counts.append([row["buffer/retired"] for row in rows if "buffer/buckets" in row])
     colours = [plt.get_cmap("viridis")(k / (group_size - 1)) for k in range(group_size - 1)] + ["#8b929c"]
     labels = [f"k = {k}" for k in range(1, group_size)] + ["retired"]

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Keeps of one default run what TUTORIAL.md shows of it, in docs/run.json, so that the text needs no training run.
 
-    python train.py --log-samples -1 --run runs/tutorial
-    python docs/record.py runs/tutorial
-    python docs/figures.py && python docs/sync.py
+python train.py --log-samples -1 --run runs/tutorial
+python docs/record.py runs/tutorial
+python docs/figures.py && python docs/sync.py
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from nano_exgrpo.runlog import read_config, read_lines, write_text  # noqa: E402
 
 TARGET = ROOT / "docs" / "run.json"
 METRICS = (
-    "step reward entropy loss grad_norm trained_rows completions/mean_length replay/started replay/questions replay/weight_mean "
-    "replay/ratio_mean buffer/questions buffer/trajectories buffer/retired buffer/buckets eval/accuracy eval/low eval/high"
+    "step reward entropy loss grad_norm trained_rows completions/mean_length replay/started replay/questions "
+    "replay/weight_mean replay/ratio_mean buffer/questions buffer/trajectories buffer/retired buffer/buckets "
+    "eval/accuracy eval/low eval/high"
 ).split()
 Row = dict[str, Any]
 
 
 def lucky_and_reasoned(groups: dict[tuple[int, str], list[Row]], after: int) -> dict[str, Row]:
-    """From the first group after step `after` that holds both: the first lucky guess and the first reasoned success."""
+    """A lucky guess and a reasoned success, from the first group after step `after` that holds both."""
     for (step, _), rows in groups.items():
         found: dict[str, Row] = {}
         for row in rows:
@@ -56,7 +57,11 @@ def longest_life(groups: dict[tuple[int, str], list[Row]], started: int, group_s
             }  # fmt: skip
             lives.setdefault(question, []).append(group)
             prompts[question] = rows[0]["prompt"]
-    retired = {q: life for q, life in lives.items() if any(g["replayed"] for g in life) and sum(life[-1]["rewards"]) == group_size}
+    retired = {
+        q: life
+        for q, life in lives.items()
+        if any(g["replayed"] for g in life) and sum(life[-1]["rewards"]) == group_size
+    }
     if not retired:
         raise InputError("no replayed question of this run was retired; train for more steps")
     question = max(retired, key=lambda q: len(retired[q]))

@@ -6,13 +6,13 @@
 
 The text is plain Markdown with four kinds of marks:
 
-    <!-- quote FILE FUNCTION from "A" to "B" -->      the next code block is cut out of FUNCTION in FILE, from the line
-                                                      that contains A to the next one that contains B; without `to` one
-                                                      line, without both all of it but its docstring
-    ```python run                                     the block is run, all of them in order in one namespace, and the
-                                                      ```text block after it is what it printed
-    <!-- check EXPRESSION -->                         must be true there: holds the numbers of the prose
-    <!--= EXPRESSION -->…<!--/-->                     its value, in the prose
+    <!-- quote FILE FUNCTION from "A" to "B" -->   the next code block is cut out of FUNCTION in FILE, from the line that
+                                                   contains A to the next one that contains B; without `to` one line,
+                                                   without both all of it but its docstring
+    ```python run                                  the block is run, all of them in order in one namespace, and the
+                                                   ```text block after it is what it printed
+    <!-- check EXPRESSION -->                      must be true there: holds the numbers of the prose
+    <!--= EXPRESSION -->…<!--/-->                  its value, in the prose
 
 A function that has moved to another file, or code that has moved to another function, is found again if its text is
 still there once; what cannot be found is an error. tests/test_tutorial.py fails when anything is out of date.
@@ -38,7 +38,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("train.py", "eval.py", "study.py", "nano_exgrpo/*.py")
 
 MARK = re.compile(
-    r"(?P<quote><!-- quote (?P<file>\S+) (?P<function>\S+)(?: from \"(?P<first>.+?)\")?(?: to \"(?P<last>.+?)\")? -->\n)"
+    r"(?P<quote><!-- quote (?P<file>\S+) (?P<function>\S+)"
+    r"(?: from \"(?P<first>.+?)\")?(?: to \"(?P<last>.+?)\")? -->\n)"
     r"(?P<quoted>```python\n.*?\n```\n)?"
     r"|(?P<run>```python run\n(?P<code>.*?)\n```\n)(?P<output>\n```text\n.*?\n?```\n)?"
     r"|<!-- check (?P<check>.+?) -->"
@@ -64,17 +65,26 @@ def functions_of(source: str) -> list[tuple[str, list[str]]]:
             if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
                 first = child.body[0]
                 hidden = range(0)
-                if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-                    after = first.end_lineno  # line number of the docstring's last line; a blank one after it goes too
+                if (
+                    isinstance(first, ast.Expr)
+                    and isinstance(first.value, ast.Constant)
+                    and isinstance(first.value.value, str)
+                ):
+                    after = (
+                        first.end_lineno
+                    )  # line number of the docstring's last line; a blank one after it goes too
                     hidden = range(first.lineno, after + 1 + (after < len(lines) and not lines[after].strip()))
-                yield prefix + child.name, [lines[n - 1] for n in range(child.lineno, child.end_lineno + 1) if n not in hidden]
+                yield (
+                    prefix + child.name,
+                    [lines[n - 1] for n in range(child.lineno, child.end_lineno + 1) if n not in hidden],
+                )
                 yield from walk(child, f"{prefix}{child.name}.")
 
     return [("-", lines), *walk(ast.parse(source), "")]
 
 
 def cut(lines: list[str], first: str | None, last: str | None) -> list[str] | None:
-    """The lines from the only one that contains `first` to the next that contains `last`; None where there are none."""
+    """The lines from the only one that contains `first` to the next that contains `last`; None if there are none."""
     if first is None:
         return lines
     starts = [i for i, line in enumerate(lines) if first in line]
@@ -87,7 +97,9 @@ def cut(lines: list[str], first: str | None, last: str | None) -> list[str] | No
     return None if end is None else lines[start : end + 1]
 
 
-def find(file: str, function: str, first: str | None, last: str | None, *, relocate: bool) -> tuple[str, str, list[str]]:
+def find(
+    file: str, function: str, first: str | None, last: str | None, *, relocate: bool
+) -> tuple[str, str, list[str]]:
     """(file, function, quoted lines). With `relocate`, also under another name or in another file. Raises Stale."""
     paths = [path for pattern in SOURCES for path in sorted(ROOT.glob(pattern))] if relocate else [ROOT / file]
     places = [
@@ -102,7 +114,11 @@ def find(file: str, function: str, first: str | None, last: str | None, *, reloc
         return exact[0]
     if relocate:
         same_name = [place for place in places if place[1].rsplit(".")[-1] == function.rsplit(".")[-1]]
-        inner = [place for place in places if place[1] != "-" and not any(p[1].startswith(place[1] + ".") for p in places)]
+        inner = [
+            place
+            for place in places
+            if place[1] != "-" and not any(p[1].startswith(place[1] + ".") for p in places)
+        ]
         for candidates in (same_name, inner):
             if len(candidates) == 1:
                 return candidates[0]
@@ -112,7 +128,9 @@ def find(file: str, function: str, first: str | None, last: str | None, *, reloc
 
 def quote(match: re.Match[str], *, relocate: bool) -> str:
     file, function, lines = find(*match.group("file", "function", "first", "last"), relocate=relocate)
-    ends = "".join(f' {word} "{match[group]}"' for word, group in (("from", "first"), ("to", "last")) if match[group])
+    ends = "".join(
+        f' {word} "{match[group]}"' for word, group in (("from", "first"), ("to", "last")) if match[group]
+    )
     code = textwrap.dedent("\n".join(lines)).strip("\n")
     place = file if function == "-" else f"{file}, {function}"
     return f"<!-- quote {file} {function}{ends} -->\n```python\n# {place}\n{code}\n```\n"
@@ -122,7 +140,7 @@ def quote(match: re.Match[str], *, relocate: bool) -> str:
 
 
 def render(text: str, *, relocate: bool = False) -> tuple[str, list[str]]:
-    """(the text brought up to date, what could not be). Runs the text's own code blocks, in the project's folder."""
+    """(the text brought up to date, what could not be). Runs the text's code blocks, in the project's folder."""
     namespace: dict[str, Any] = {"__name__": "tutorial"}
     problems: list[str] = []
 
@@ -159,7 +177,9 @@ def render(text: str, *, relocate: bool = False) -> tuple[str, list[str]]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("docs/sync.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "docs/sync.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("files", nargs="*", type=Path, default=[ROOT / "TUTORIAL.md"], help="default: TUTORIAL.md")
     parser.add_argument("--check", action="store_true", help="change nothing")
     options = parser.parse_args(argv)

@@ -11,7 +11,7 @@ import pytest
 
 from nano_exgrpo import htmlreport
 
-HOSTILE = '</span></div><script>alert(1)</script><img src=x onerror=alert(1)>"\'&amp;\x00\u202e\ud800'
+HOSTILE = "</span></div><script>alert(1)</script><img src=x onerror=alert(1)>\"'&amp;\x00\u202e\ud800"
 
 
 class Reader(HTMLParser):
@@ -48,7 +48,9 @@ def read(page: str) -> Reader:
     return reader
 
 
-def sample(step: int, question: str, reward: float, *, replayed: bool = False, tokens: tuple[str, ...] = ("5", "}")) -> dict[str, Any]:
+def sample(
+    step: int, question: str, reward: float, *, replayed: bool = False, tokens: tuple[str, ...] = ("5", "}")
+) -> dict[str, Any]:
     return {
         "step": step, "question": question, "prompt": f"what is {question}", "response": " ".join(tokens), "reward": reward,
         "entropy": 0.25, "replayed": replayed, "truncated": False, "tokens": list(tokens), "token_entropies": [0.5] * len(tokens),
@@ -57,7 +59,9 @@ def sample(step: int, question: str, reward: float, *, replayed: bool = False, t
 
 def write_run(folder: Path, samples: list[dict[str, Any]], **config: Any) -> Path:
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"algo": "exgrpo", "model": "toy", "group_size": 2, "retire": True, **config}))
+    (folder / "config.json").write_text(
+        json.dumps({"algo": "exgrpo", "model": "toy", "group_size": 2, "retire": True, **config})
+    )
     rows = [
         {"step": 0, "eval/accuracy": 0.1, "eval/low": 0.05, "eval/high": 0.2, "eval/questions": 50},
         {"step": 1, "reward": 0.4, "entropy": None, "replay/started": False, "buffer/buckets": {}, "buffer/retired": 0},
@@ -98,7 +102,9 @@ def test_page_shows_what_was_logged(tmp_path: Path) -> None:
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
     row = sample(2, HOSTILE, 1, tokens=(HOSTILE, "}"))
     row["prompt"] = HOSTILE
-    run = write_run(tmp_path / "run", [row, row, {**row, "tokens": None}], system_prompt=HOSTILE, algo=HOSTILE, model=HOSTILE)
+    run = write_run(
+        tmp_path / "run", [row, row, {**row, "tokens": None}], system_prompt=HOSTILE, algo=HOSTILE, model=HOSTILE
+    )
     assert htmlreport.main([str(run)]) == 0
     page = (run / "report.html").read_text(encoding="utf-8")
     reader = read(page)
@@ -146,10 +152,14 @@ def test_curves_of_several_runs_and_stacked_buckets(tmp_path: Path) -> None:
     metrics = htmlreport.read_lines(one / "metrics.jsonl")
     areas = [a for tag, a in read(htmlreport.bucket_panel(metrics, 2)).tags if tag == "polygon"]
     assert len(areas) == 2
-    assert areas[1]["points"].split()[3] == areas[0]["points"].split()[4]  # "retired" stands on the bucket's upper edge
+    assert (
+        areas[1]["points"].split()[3] == areas[0]["points"].split()[4]
+    )  # "retired" stands on the bucket's upper edge
 
 
-@pytest.mark.parametrize("values, expected", [([0.0, 0.0], (0.0, 1.05)), ([2.0, 2.0], (1.78, 2.22)), ([1.0, 1.2], (0.99, 1.21))])
+@pytest.mark.parametrize(
+    "values, expected", [([0.0, 0.0], (0.0, 1.05)), ([2.0, 2.0], (1.78, 2.22)), ([1.0, 1.2], (0.99, 1.21))]
+)
 def test_axis_ranges_are_never_empty(values: list[float], expected: tuple[float, float]) -> None:
     assert htmlreport.spread(values) == pytest.approx(expected)
 

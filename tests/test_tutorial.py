@@ -1,4 +1,4 @@
-"""TUTORIAL.md is true: its quotations are the package's code, its blocks run, its outputs are real, its links lead somewhere."""
+"""TUTORIAL.md is true: its quotations are the package's code, its outputs are real, its links lead somewhere."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ def test_every_section_has_an_exercise_with_an_answer_that_was_run() -> None:
 
 def test_every_flag_in_the_text_exists() -> None:
     names = {field.name for field in dataclasses.fields(TrainConfig)} | {"help", "check"}
-    flags = set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", re.sub(r"<!--.*?-->|<!--=.*?-->", "", text(), flags=re.DOTALL)))
+    flags = set(
+        re.findall(r"(?<![\w-])--([a-z][a-z-]+)", re.sub(r"<!--.*?-->|<!--=.*?-->", "", text(), flags=re.DOTALL))
+    )
     assert len(flags) > 20
     for flag in flags:
         name = flag.replace("-", "_")
@@ -78,7 +80,9 @@ def test_every_flag_in_the_text_exists() -> None:
 
 
 def test_every_metric_in_the_table_is_written() -> None:
-    source = "".join(path.read_text(encoding="utf-8") for path in [ROOT / "train.py", *(ROOT / "nano_exgrpo").glob("*.py")])
+    source = "".join(
+        path.read_text(encoding="utf-8") for path in [ROOT / "train.py", *(ROOT / "nano_exgrpo").glob("*.py")]
+    )
     table = text()[text().index("| metric (in") :].split("\n\n")[0]
     metrics = re.findall(r"`([a-z_/]+)`", "\n".join(row.split("|")[1] for row in table.splitlines()[2:]))
     assert len(metrics) > 12
@@ -101,8 +105,13 @@ def test_figures_are_what_the_script_draws(tmp_path: Path) -> None:
     figures.FIGURES = {"shaping": figures.FIGURES["shaping"], "life": figures.FIGURES["life"]}
     figures.draw_all(tmp_path)
     for name in figures.FIGURES:
-        drawn, kept = ElementTree.parse(tmp_path / f"{name}.svg"), ElementTree.parse(ROOT / "docs" / f"{name}.svg")
-        assert [e.tag for e in drawn.iter()] == [e.tag for e in kept.iter()], f"{name}.svg: run python docs/figures.py"
+        drawn, kept = (
+            ElementTree.parse(tmp_path / f"{name}.svg"),
+            ElementTree.parse(ROOT / "docs" / f"{name}.svg"),
+        )
+        assert [e.tag for e in drawn.iter()] == [e.tag for e in kept.iter()], (
+            f"{name}.svg: run python docs/figures.py"
+        )
     assert not list(tmp_path.glob(".*"))
 
 
