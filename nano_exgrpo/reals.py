@@ -10,7 +10,7 @@ from __future__ import annotations
 from fractions import Fraction
 from functools import cmp_to_key
 
-from nano_exgrpo.tree import Node, Num, Op, Rel, Seq, Sym, infinity, is_label, symbols
+from nano_exgrpo.tree import Node, Num, Op, Rel, Seq, Sym, infinity, is_constant, is_label, symbols
 from nano_exgrpo.values import Evaluator, Undefined, close
 
 MAX_PIECES = 64
@@ -47,7 +47,7 @@ class RealLine:
                 node = Op("setminus", (node.args[0], node.args[1].args[0]))      # R - {1}
             if node.head not in ("cup", "cap", "setminus"):
                 return None
-            parts = [self.real_set(arg) for arg in node.args]
+            parts = [self.real_set(arg) or self.point(arg) for arg in node.args]
             if None in parts:
                 return None
             (variable, left), (_, right) = parts
@@ -84,6 +84,10 @@ class RealLine:
             if both:
                 return variable, both
         return variable, self.union([piece for _, pieces in parts for piece in pieces])
+
+    def point(self, node: Node) -> tuple[None, list[Piece]] | None:
+        """The set of one number, written `{1}` without backslashes or as `except 1`."""
+        return (None, [(node, True, node, True)]) if is_constant(node) else None
 
     def solution(self, rel: Rel) -> tuple[str | None, list[Piece]] | None:
         """The solution set of `x > 2`, `0 < x <= 3`, `|x| >= 5`, `2x + 1 < 5`, `x \\ne 1`, `x \\in (0, 1)`, `x = 3`."""

@@ -226,7 +226,9 @@ def is_label(node: Node) -> bool:
         return all(isinstance(arg, str | Num) or is_label(arg) or node.head == "sub" for arg in node.args)
     if node.head in ("e", "i"):                                   # as in AE = 5
         return False
-    if node.head in ("abs", "min", "max", "gcd", "lcm", "arg", "det"):
+    if node.head == "abs":                                        # |AB|, |z|, but |x| = 6 is an equation
+        return all(name[:1].isupper() or name[:1] in "z\\" for name in symbols(node)) and bool(symbols(node))
+    if node.head in ("min", "max", "gcd", "lcm", "arg", "det"):
         return all(symbols(arg) for arg in node.args)
     return is_word_label(node)
 

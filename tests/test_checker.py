@@ -40,7 +40,7 @@ EQUAL = [
     # intervals and inequalities
     ("(0,12.5)", "0<x<12.5"), (r"m\in[\sqrt2,+\infty)", r"m\ge\sqrt2"), (r"(-\infty,-5]\cup[5,\infty)", r"|x|\ge5"), ("[-1,3]", r"|x-1|\le2"),
     (r"(-\infty,1)\cup(1,\infty)", r"\mathbb{R}\setminus\{1\}"), (r"(-\infty,1)\cup(1,\infty)", r"x\ne1"), ("(3,4]", r"4\ge x>3"), ("x>3", "2x>6"),
-    ("(2,5)", "x>2, x<5"), ("(1,2]\\cup(2,3)", "(1,3)"), ("x<2 or x>3", r"(3,\infty)\cup(-\infty,2)"), ("a<b", "b>a"), (r"\mathbb{R}", "all real numbers"),
+    ("(2,5)", "x>2, x<5"), ("(1,2]\\cup(2,3)", "(1,3)"), ("x<2 or x>3", r"(3,\infty)\cup(-\infty,2)"), ("a<b", "b>a"), (r"(-\infty,0)\cup(0,\infty)", "ℝ∖{0}"), (r"\mathbb{R}", "all real numbers"),
     # matrices, ratios, bases, words
     (r"\begin{pmatrix}1/2\\1\end{pmatrix}", r"\frac12\begin{bmatrix}1\\2\end{bmatrix}"), (r"\begin{pmatrix}1\\2\end{pmatrix}", "(1,2)"),
     (r"\begin{pmatrix}6&8\end{pmatrix}", r"\begin{pmatrix}1&2\end{pmatrix}+\begin{pmatrix}5&6\end{pmatrix}"), ("7:32", "7 : 32"), ("3:4", "6:8"),
@@ -62,7 +62,7 @@ DIFFERENT = [
     (r"\frac{1}{\sqrt2}c", r"\frac{1}{\sqrt2}"), ("12", r"12\text{ is wrong}"), (r"12\text{ apples}", r"12\text{ pears}"),
     # labels and equations
     ("7=11a+c", "11a+c"), ("a+3z=0", "0"), ("3", "n=3k"), ("25", "24=25=26"), ("x=1", "y=1"), ("y=2x+3", "0=0"), ("y=2x+3", "y=y"), ("y=2x", "y=-2x"),
-    ("f(x)=x^2", "g(x)=x^2"), ("33", "m+n=33"), ("MR=SRMC", "SRMC"),
+    ("f(x)=x^2", "g(x)=x^2"), ("33", "m+n=33"), ("6", "|x|=6"), ("MR=SRMC", "SRMC"),
     ("f(x)=ax+b, where b is odd", "f(x)=ax+b, where b is even"),
     # lists, sets, tuples
     ("1,2,3", "1,2"), ("1,2", "1,2,3"), (r"3\pm\sqrt2", r"3+\sqrt2,3+\sqrt2"), ("2", r"\pm2"), ("25", "25 or 26"), ("(1,2)", "(2,1)"), ("(3,1)", r"\{1,3\}"),
