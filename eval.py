@@ -108,7 +108,9 @@ def load(config: EvalConfig, subject: Subject) -> Policy:
     if config.threads:
         torch.set_num_threads(config.threads)
     dtype = {"auto": "bfloat16" if device.type == "cuda" else "float32"}.get(config.dtype, config.dtype)
-    return load_policy(subject.weights, device=device, dtype=getattr(torch, dtype))
+    policy = load_policy(subject.weights, device=device, dtype=getattr(torch, dtype))
+    policy.sampler = config.sampler
+    return policy
 
 
 def generate(

@@ -72,6 +72,7 @@ class TrainConfig:
     dtype: str = setting("auto", "float32, or bfloat16: products in bf16 on fp32 weights, but bf16 weights with adamw8bit or LoRA; auto: bfloat16 on CUDA", choices=("auto", "float32", "bfloat16"))
     optimizer: str = setting("adamw", "adamw, or adamw8bit: 8-bit moments, and bf16 weights rounded stochastically (needs torchao)", choices=("adamw", "adamw8bit"))
     lora_rank: int = setting(0, "train adapters of this rank on frozen weights, with about ten times the lr (needs peft); 0: train all weights")
+    sampler: str = setting("generate", "rollouts by HF generate, or by our own loop over tokens (decode.py): the same distribution, faster", choices=("generate", "loop"))
     train_batch_tokens: int = setting(8192, "tokens, padding included, in one forward and backward")
     rollout_batch: int = setting(64, "sequences in one generate call")
     logits_megabytes: int = setting(256, "most megabytes of fp32 logits at a time")
@@ -126,6 +127,7 @@ class EvalConfig:
     # ---- memory and speed
     device: str = setting("auto", "auto (CUDA, then MPS, then CPU), or a torch device")
     dtype: str = setting("auto", "weights: auto is bfloat16 on CUDA, else float32", choices=("auto", "float32", "bfloat16"))
+    sampler: str = setting("generate", "responses by HF generate, or by our own loop over tokens (decode.py): the same distribution, faster", choices=("generate", "loop"))
     batch_tokens: int = setting(32768, "tokens in one batch, prompts and longest responses; halved when memory runs out")
     threads: int = setting(0, "CPU threads; 0 leaves torch's choice")
     # ---- what is kept
@@ -168,7 +170,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 # What may change when a run goes on with --resume: how long, how often, where, and with how much memory. What is
 # learned, and from what, may not: the run's config.json has to stay true for all of its steps.
 MAY_CHANGE = frozenset(
-    "steps eval_every save_every log_samples device threads dtype rollout_batch train_batch_tokens logits_megabytes "
+    "steps eval_every save_every log_samples sampler device threads dtype rollout_batch train_batch_tokens logits_megabytes "
     "gradient_checkpointing".split()
 )
 

@@ -45,6 +45,7 @@ class Policy:
     stop_ids: token ids that end a response. pad_id: fills ragged batches; never read, only masked.
     context: most tokens, prompt and response together, that the model can attend to.
     autocast: dtype of matrix products where the weights are kept in fp32; None computes in the weights' own.
+    sampler: how it generates, "generate" (HF's) or "loop" (`decode.py`): the same distribution, another speed.
     """
 
     model: Any
@@ -53,6 +54,7 @@ class Policy:
     pad_id: int
     context: int
     autocast: torch.dtype | None = None
+    sampler: str = "generate"
 
     @property
     def device(self) -> torch.device:

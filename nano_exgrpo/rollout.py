@@ -2,11 +2,9 @@
 
 The gradient estimate E[A · ∇ log π_θ] is only right if the responses come from π_θ itself: whatever cuts or
 bends the sampling distribution (top-k, top-p, a repetition penalty) must be off. HF `generate` turns some of
-it on by itself, from the checkpoint's `generation_config` (Qwen2.5: top_k 20, top_p 0.8, repetition_penalty
-1.05) and its own defaults (top_k 50). So the loop over tokens is written out here: softmax, draw, append.
-
-That also makes it faster than `generate` (bench/step.py): the prompt of a group is read once and its KV cache
-copied to the K samples, finished responses leave the batch, and a draw costs one random number, not V.
+it on by itself: every field left open is filled from the checkpoint's `generation_config` (Qwen2.5: top_k 20,
+top_p 0.8, repetition_penalty 1.05) and then from its own defaults (top_k 50). So every field is set here, and
+the checkpoint's configuration is out of the way meanwhile.
 """
 
 from __future__ import annotations
@@ -19,10 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nano_exgrpo.decode import DIVERGED, cache_on, decode, pad_left
 from nano_exgrpo.policy import Policy
 from nano_exgrpo.questions import InputError
-
-SHRINK = 0.75  # finished responses leave the batch, which copies the KV cache, when no more than this share goes on
 
 
 @dataclass
@@ -91,94 +88,54 @@ def generate_responses(
 def _generate_batch(
     policy: Policy, prompts: list[Tensor], temperature: float, top_p: float, max_new_tokens: int
 ) -> list[Tensor]:
-    """One response for each row. Rows whose prompts are the same tensor share its forward pass."""
-    model, project = policy.model, policy.model.get_output_embeddings()
-    unique = {id(p): p for p in prompts}
-    index = {key: i for i, key in enumerate(unique)}
-    prompt_of = torch.tensor([index[id(p)] for p in prompts], device=policy.device)  # [B]
-    ids, attention = pad_left(list(unique.values()), policy)  # [G, P] each
-    stops = torch.tensor(policy.stop_ids, device=policy.device)
-    responses = torch.full((len(prompts), max_new_tokens), policy.pad_id, device=policy.device)  # [B, T]
-
-    with torch.no_grad(), policy.precision(), cache_on(model):
-        positions = (attention.cumsum(1) - 1).clamp(min=0)  # [G, P]: padding on the left shifts no position
-        output = model.base_model(input_ids=ids, attention_mask=attention, position_ids=positions, use_cache=True)
-        logits = project(output.last_hidden_state[:, -1])  # [G, V]
-        if not logits.logsumexp(-1).isfinite().all():
-            raise InputError("the policy's logits are NaN or infinite: training has diverged; lower --lr, or use fp32")
-        logits = logits[prompt_of]  # [B, V]
-        name = "cache" if hasattr(output, "cache") else "past_key_values"  # transformers renamed it in 5.24
-        cache = getattr(output, name)
-        cache.batch_select_indices(prompt_of)
-        attention = attention[prompt_of]  # [B, P]
-        row_of = torch.arange(len(prompts), device=policy.device)  # [B]: the response that a row of the batch writes
-        done = torch.zeros_like(row_of, dtype=torch.bool)  # [B]
-        for step in range(max_new_tokens):
-            tokens = draw_tokens(logits, temperature, top_p)  # [B]
-            responses[row_of, step] = tokens
-            done |= torch.isin(tokens, stops)
-            left = int((~done).sum())
-            if left == 0 or step == max_new_tokens - 1:
-                break
-            if left <= SHRINK * len(done):
-                keep = (~done).nonzero().squeeze(-1)
-                cache.batch_select_indices(keep)
-                tokens, attention, row_of, done = tokens[keep], attention[keep], row_of[keep], done[keep]
-            attention = torch.cat([attention, torch.ones_like(attention[:, :1])], 1)  # [B, P + step + 1]
-            output = model.base_model(
-                input_ids=tokens[:, None],
-                attention_mask=attention,
-                position_ids=attention.sum(1, keepdim=True) - 1,
-                use_cache=True,
-                **{name: cache},
-            )
-            logits = project(output.last_hidden_state[:, -1])  # [B, V]
-    return [cut_at_stop(row, policy.stop_ids) for row in responses.cpu()]
+    """One response for each row of prompt ids [P]."""
+    if policy.sampler == "loop":
+        rows = decode(policy, prompts, temperature, top_p, max_new_tokens)  # B × [T]
+    else:
+        ids, attention = pad_left(prompts, policy)  # [B, P] each
+        with torch.no_grad(), policy.precision(), cache_on(policy.model), bare_generation(policy.model) as generate:
+            try:
+                output = generate(
+                    input_ids=ids,
+                    attention_mask=attention,
+                    generation_config=sampling_config(policy, temperature, top_p, max_new_tokens),
+                )  # [B, P + T]
+            except RuntimeError as error:
+                if "probability tensor contains" not in str(error):  # torch.multinomial on NaN or infinity
+                    raise
+                raise InputError(DIVERGED) from None
+        rows = list(output[:, ids.shape[1] :].cpu())
+    return [cut_at_stop(row, policy.stop_ids) for row in rows]
 
 
-def pad_left(prompts: Sequence[Tensor], policy: Policy) -> tuple[Tensor, Tensor]:
-    """Ragged prompts → ids [G, P] and attention mask [G, P], on the policy's device."""
-    width = max(len(p) for p in prompts)
-    ids = torch.full((len(prompts), width), policy.pad_id)
-    attention = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = prompt
-        attention[row, width - len(prompt) :] = 1
-    return ids.to(policy.device), attention.to(policy.device)
+def sampling_config(policy: Policy, temperature: float, top_p: float, max_new_tokens: int) -> Any:
+    """The GenerationConfig of the bare softmax at `temperature` (0: greedy): every other filter explicitly off."""
+    from transformers import GenerationConfig
 
-
-def draw_tokens(logits: Tensor, temperature: float, top_p: float = 1.0) -> Tensor:
-    """One token [B] from each row of softmax(logits [B, V] / temperature); temperature 0 takes the likeliest.
-
-    By inversion: the first token at which the cumulated probability exceeds a uniform number. Summed in fp64,
-    because in fp32 tokens below 1e-7 would lose their probability (MPS has no fp64). `torch.multinomial` draws
-    V random numbers a row instead, on a CPU a fifth of all generation time.
-    top_p: keep only the likeliest tokens that together reach this probability; 1 keeps all.
-    """
-    if temperature == 0:
-        return logits.argmax(-1)
-    probs = (logits.float() / temperature).softmax(-1)  # [B, V]
-    if top_p < 1:
-        ordered, tokens = probs.sort(-1, descending=True)  # [B, V] each
-        ordered = ordered.masked_fill(ordered.cumsum(-1) - ordered >= top_p, 0.0)  # the token that reaches top_p stays
-        probs = torch.zeros_like(probs).scatter(-1, tokens, ordered)
-    cumulated = probs.cumsum(-1, dtype=torch.float32 if probs.device.type == "mps" else torch.float64)  # [B, V]
-    # In [0, 1) of the total, so that the answer is never a token of probability 0.
-    uniform = torch.rand(len(probs), 1, dtype=cumulated.dtype, device=probs.device) * cumulated[:, -1:]  # [B, 1]
-    return torch.searchsorted(cumulated, uniform, right=True).clamp(max=probs.shape[-1] - 1).squeeze(-1)
+    greedy = temperature == 0
+    return GenerationConfig(
+        do_sample=not greedy,
+        temperature=None if greedy else temperature,
+        top_k=None if greedy else 0,
+        top_p=None if greedy else top_p,
+        num_beams=1,
+        repetition_penalty=1.0,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=list(policy.stop_ids),
+        pad_token_id=policy.pad_id,
+    )
 
 
 @contextmanager
-def cache_on(model: Any) -> Iterator[None]:
-    """Pause gradient checkpointing, which would switch the KV cache off and make generation quadratic."""
-    checkpointed = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False) and m.training]
-    for module in checkpointed:
-        module.training = False  # see `policy.enable_gradient_checkpointing`
+def bare_generation(model: Any) -> Iterator[Callable[..., Tensor]]:
+    """`model.generate` with the checkpoint's own generation_config out of its way."""
+    from transformers import GenerationConfig
+
+    own, model.generation_config = model.generation_config, GenerationConfig()
     try:
-        yield
+        yield model.generate
     finally:
-        for module in checkpointed:
-            module.training = True
+        model.generation_config = own
 
 
 def cut_at_stop(ids: Tensor, stop_ids: Sequence[int]) -> Tensor:

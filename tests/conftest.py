@@ -70,3 +70,12 @@ def ragged(policy: Policy, lengths: list[tuple[int, int]], seed: int = 0) -> tup
     size = policy.model.get_output_embeddings().weight.shape[0]
     draw = lambda n: torch.randint(1, size, (n,), generator=generator)  # noqa: E731
     return [draw(p) for p, _ in lengths], [draw(r) for _, r in lengths]
+
+
+HIDDEN_DEFAULTS = dict(do_sample=True, top_k=20, top_p=0.8, temperature=0.7, repetition_penalty=1.1, max_new_tokens=3)
+
+
+def give_hidden_defaults(policy):
+    """A generation_config such as Qwen2.5's checkpoints carry, and worse."""
+    for name, value in HIDDEN_DEFAULTS.items():
+        setattr(policy.model.generation_config, name, value)

@@ -74,9 +74,10 @@ class Words:
 
 
 def tabular_policy(vocabulary: int = 2, length: int = 2, questions: int = 1, seed: int = 0) -> Policy:
-    """stop_ids: none, so that all responses have the full length. The prompt of question q is [V + q]."""
+    """stop_ids: none, so that all responses have the full length. A table has no
+    HF `generate`: it is sampled by our own loop. The prompt of question q is [V + q]."""
     model = TabularModel(vocabulary, length, questions, seed)
-    return Policy(model, Words(), stop_ids=(), pad_id=0, context=64)
+    return Policy(model, Words(), stop_ids=(), pad_id=0, context=64, sampler="loop")
 
 
 def outcomes(policy: Policy) -> list[Tensor]:

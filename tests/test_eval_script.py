@@ -59,7 +59,7 @@ def test_a_run_on_its_own_held_out_questions(run, capsys):
     assert figures["accuracy"] == dataclasses.asdict(wilson(correct, 30)) and str(wilson(correct, 30)) in output
     assert figures["mean_tokens"] == sum(r["tokens"] for r in rows) / 30 and figures["questions"] == 30
     assert figures["truncated"] == sum(r["truncated"] for r in rows) / 30
-    assert results["settings"]["max_new_tokens"] == config.max_response_length == 12  # the run's own
+    assert results["settings"]["max_new_tokens"] == config.max_response_length == 10  # the run's own
     assert set(results) >= {"model", "settings", "seed", "versions", "git_commit"} and set(results["versions"]) >= {
         "torch",
         "transformers",
