@@ -76,7 +76,7 @@ def test_training_and_the_script_agree(run):
         load_data(config)[1],
         samples=2,
         temperature=1.0,
-        max_new_tokens=12,
+        max_new_tokens=config.max_response_length,
         system_prompt="",
         batch_size=512,
         seed=0,
