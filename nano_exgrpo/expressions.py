@@ -255,7 +255,7 @@ class ExpressionParser:
         braced = self.accept("{")
         inner = braced and self.accept("(")
         token = self.token
-        self.at += 1
+        self.at += token.kind != "end"
         if inner:
             self.expect(")")
         if braced:

@@ -73,7 +73,7 @@ def test_units_are_read_at_the_end_of_a_value():
 
 @pytest.mark.parametrize("text", [
     "", "(3-9)(5-15", r"\frac{1}", r"\frac{1}{}", "2 3", "26 % 25", ")5(", "!", "5 &", r"\begin{pmatrix} 1 & 2 \\ 3", "1 +", "[]", "(1,2",
-    r"\begin{pmatrix}1&2\\3\end{pmatrix}", r"\unknowncommand", r"\input{/etc/hostname}", r"5\text{ is wrong}", "x.__class__", "[1,2}", "5#", "1e999999",
+    r"\begin{pmatrix}1&2\\3\end{pmatrix}", r"\unknowncommand", r"\input{/etc/hostname}", r"5\text{ is wrong}", "x.__class__", "[1,2}", "5#", "1e999999", "52_", "52_{",
     "{" * 200 + "1" + "}" * 200, "1+" * 2000 + "1", r"\text{", "x^", "_2", r"\sqrt", r"|x", r"\lfloor 2 \rceil",
 ])
 def test_all_of_the_input_is_read_or_the_parse_fails(text):
