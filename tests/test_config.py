@@ -15,9 +15,10 @@ def parse(line: str) -> TrainConfig:
     return parse_train_config(line.split())[0]
 
 
-def test_flag_beats_preset_beats_default():
-    assert TrainConfig().lr == 1e-6 and PRESETS["toy"]["lr"] == 2e-4
-    assert parse("").lr == 2e-4 and parse("").preset == "toy"
+def test_flag_beats_preset_beats_default(monkeypatch):
+    monkeypatch.setitem(PRESETS["toy"], "lr", 3e-4)
+    assert TrainConfig().lr == 1e-6
+    assert parse("").lr == 3e-4 and parse("").preset == "toy"
     assert parse("--lr 0.5").lr == 0.5
     assert parse("--preset none").lr == 1e-6
     assert parse("--model a/b").preset == "24gb" and parse("--model a/b").gradient_checkpointing
@@ -75,12 +76,12 @@ def test_every_setting_explains_itself_and_every_preset_names_settings(capsys):
         ("--steps -1", "--steps must be 0 or more"),
         ("--seed -1", "--seed must be between 0"),
         ("--questions-per-step 0", "--questions-per-step must be at least 1"),
-        ("--updates-per-step 17", "--updates-per-step must be at most --questions-per-step"),
+        ("--questions-per-step 16 --updates-per-step 17", "--updates-per-step must be at most --questions-per-step"),
         ("--max-response-length 0", "--max-response-length must be at least 1"),
         ("--rollout-batch 0", "--rollout-batch must be at least 1"),
         ("--held-out 0", "--held-out must be at least 1"),
         ("--toy-reasoning 2", "--toy-reasoning must be between 0 and 1"),
-        ("--toy-most-terms 12", "--toy-most-terms must be at most 11"),
+        ("--toy-largest 9 --toy-most-terms 12", "--toy-most-terms must be at most 11"),
         ("--algo ppo", "--algo"),
         ("--steps many", "--steps"),
         ("--no-such-flag 1", "unrecognized arguments: --no-such-flag"),

@@ -70,7 +70,8 @@ def tiny_config(folder: Path, **changes: Any) -> TrainConfig:
     given = dict(
         run=str(folder / "run"), steps=4, questions_per_step=4, group_size=4, max_response_length=6, warmup_steps=0,
         toy_questions=24, toy_most_terms=3, held_out=5, eval_every=0, log_samples=0, threads=0, device="cpu",
-        toy_hidden=16, toy_layers=1,
+        toy_hidden=16, toy_layers=1, toy_fewest_terms=2, toy_largest=9, toy_skill_steps=0, toy_demonstrations=0,
+        max_prompt_length=32, start_threshold=0.35,
     )  # fmt: skip
     return resolve({**given, **changes})
 
@@ -227,11 +228,11 @@ def test_ten_coherent_steps_move_every_weight():
     """At lr 1e-6, weights kept in bfloat16 alone would lose nearly all of their updates to rounding."""
     policy = tiny_toy()
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=1e-6, weight_decay=0.0)
-    used = torch.arange(108)  # every token occurs, so that every embedding has a gradient
+    used = torch.arange(policy.model.config.vocab_size)  # every token occurs, so that every embedding has a gradient
     group = [Trajectory("q", torch.tensor([2, 3]), used, ""), Trajectory("q", torch.tensor([2, 3]), used.flip(0), "")]
     before = [p.detach().clone() for p in policy.model.parameters()]
     for _ in range(10):
-        update_policy(policy, optimizer, [group], torch.tensor([[0.5, -0.5]]), loss_config(max_response_length=108), clip_range=None)
+        update_policy(policy, optimizer, [group], torch.tensor([[0.5, -0.5]]), loss_config(max_response_length=len(used)), clip_range=None)
     moved = sum((a != b).sum().item() for a, b in zip(before, policy.model.parameters()))
     assert moved / sum(p.numel() for p in before) > 0.99
 
@@ -643,7 +644,7 @@ def assert_same_end(one: Path, other: Path) -> None:
     assert first.name == second.name
     assert_equal(load_file(first / "model" / "model.safetensors"), load_file(second / "model" / "model.safetensors"), "weights")
     state, twin = (torch.load(f / "state.pt", weights_only=True) for f in (first, second))
-    assert {"optimizer", "sampler", "buffer", "random", "step", "started", "bad_steps", "tokens_seen"} <= set(state)
+    assert {"optimizer", "adapter", "sampler", "buffer", "random", "step", "started", "bad_steps", "tokens_seen"} <= set(state)
     assert_equal(state, twin)
     assert stable(read_lines(one / "metrics.jsonl")) == stable(read_lines(other / "metrics.jsonl"))
     assert (one / "samples.jsonl").read_text() == (other / "samples.jsonl").read_text()
@@ -793,7 +794,8 @@ def run_script(folder: Path, *flags: str) -> subprocess.Popen[str]:
 def test_sigterm_to_the_script(tmp_path):
     """The real thing: a process that is told to end in mid-run leaves a checkpoint, a hint and exit code 0."""
     process = run_script(
-        tmp_path, "--run", "r", "--steps", "100000", "--warmup-steps", "0", "--toy-questions", "30", "--held-out", "4", "--eval-every", "0"
+        tmp_path, *"--run r --steps 100000 --warmup-steps 0 --toy-skill-steps 0 --toy-demonstrations 0".split(),
+        *"--toy-questions 30 --held-out 4 --eval-every 0".split(),
     )
     try:
         for _ in range(600):
@@ -873,10 +875,10 @@ def test_bad_flags_and_bad_data_end_with_one_sentence(tiny, tmp_path, capsys):
         "bad.jsonl line 2 is not valid JSON": ["--data", str(tmp_path / "bad.jsonl")],
         "few.jsonl line 1 has no field 'problem'": ["--data", str(tmp_path / "few.jsonl"), "--question-field", "problem"],
         "holds no questions": ["--data", str(tmp_path / "empty.jsonl")],
-        "too few to hold 200 out; lower --held-out": ["--data", str(tmp_path / "few.jsonl")],
+        "too few to hold 7 out; lower --held-out": ["--data", str(tmp_path / "few.jsonl"), "--held-out", "7"],
         "neither a folder nor a hub id": ["--model", "Qwen9", "--data", str(data_file(tmp_path)), "--held-out", "1"],
-        "only 810 different sums": ["--toy-most-terms", "3", "--toy-questions", "5000"],
-        "--toy-most-terms must be at most 11": ["--toy-most-terms", "40"],
+        "only 810 different sums": ["--toy-largest", "9", "--toy-fewest-terms", "2", "--toy-most-terms", "3", "--toy-questions", "5000"],
+        "--toy-most-terms must be at most 11": ["--toy-largest", "9", "--toy-most-terms", "40"],
         "leaves no room for a prompt": ["--max-response-length", "128", "--warmup-steps", "0"],
         "every prompt is longer than 2 tokens; raise --max-prompt-length": ["--max-prompt-length", "2", "--warmup-steps", "0"],
         "is not a run folder": ["--resume", str(tmp_path / "nothing")],
@@ -1063,27 +1065,34 @@ def test_any_model_folder_with_warm_up_data(tmp_path, family):
 
 # -------------------------------------------------------------------------------------------- learning
 
-LEARNING = [
-    "--steps", "40", "--toy-most-terms", "3", "--toy-questions", "600", "--held-out", "100", "--warmup-steps", "300", "--lr", "5e-4",
-    "--eval-every", "0",
-]  # fmt: skip
+LEARNING = (
+    "--steps 80 --eval-every 0 --toy-largest 5 --toy-fewest-terms 2 --toy-most-terms 4 --toy-questions 500 --held-out 100 "
+    "--toy-hidden 64 --toy-layers 1 --toy-demonstrations 775 --toy-skill-steps 600 --toy-skill-lr 1e-2 --warmup-steps 60 "
+    "--warmup-batch 32 --warmup-lr 1e-3 --toy-reasoning 0.2 --questions-per-step 16 --max-response-length 10 --lr 5e-4 --device cpu"
+)
 
 
 @pytest.mark.parametrize("algo", ["exgrpo", "grpo"])
 def test_the_toy_learns(tmp_path_factory, algo, capsys):
-    """`python train.py`, smaller: sums of two or three numbers. From seldom right to nearly always."""
+    """`python train.py`, smaller: sums of two to four numbers, from seldom right to mostly right. (Three seeds of either
+    algorithm started between 0.05 and 0.20 and ended between 0.76 and 0.94.)"""
     folder = tmp_path_factory.getbasetemp() / "learning"  # both share the warmed-up policy
     run = folder / algo
-    assert train.main(["--run", str(run), "--algo", algo, *LEARNING]) == 0
+    assert train.main(["--run", str(run), "--algo", algo, *LEARNING.split()]) == 0
     rows = read_lines(run / "metrics.jsonl")
     first, last = rows[0], rows[-1]
-    assert last["step"] == 40 and first["eval/accuracy"] < 0.35
-    assert last["eval/accuracy"] > 0.85 and last["reward"] > 0.8
-    assert last["eval/low"] < last["eval/accuracy"] < last["eval/high"] or last["eval/accuracy"] == 1.0
+    assert last["step"] == 80 and first["eval/accuracy"] < 0.3
+    assert last["eval/accuracy"] > 0.6 and sum(row["reward"] for row in rows[-10:]) / 10 > 0.4  # retired: what is easy is no longer asked
+    assert last["eval/low"] > first["eval/high"]  # the 95 % intervals do not even touch
     if algo == "exgrpo":
         assert last["replay/started"] and last["buffer/retired"] > 20 and max(r.get("replay/questions", 0) for r in rows) == 8
+    else:
+        assert not any(row.get("replay/started") for row in rows) and last["buffer/retired"] == 0
+        twin = read_lines(folder / "exgrpo" / "metrics.jsonl")
+        if twin:  # the same start, and the same number of rollouts until replay begins
+            assert twin[0]["eval/accuracy"] == first["eval/accuracy"]
     out = capsys.readouterr().out
     assert f"{first['eval/accuracy']:.3f} -> {last['eval/accuracy']:.3f}" in out and "on 100 questions" in out
-    for name in ("config.json", "metrics.jsonl", "samples.jsonl", "curves.png", "model/config.json"):
+    for name in ("config.json", "metrics.jsonl", "samples.jsonl", "model/config.json"):
         assert (run / name).exists(), name
     load_policy(str(run / "model"), device=torch.device("cpu"))
