@@ -40,7 +40,7 @@ from nano_exgrpo.runlog import read_config, read_lines, write_text
 BASE: dict[str, Any] = dict(
     toy_largest=5, toy_fewest_terms=3, toy_most_terms=5, toy_questions=1500, toy_demonstrations=20_000, toy_hidden=64,
     toy_layers=2, toy_skill_steps=500, toy_reasoning=0.2, warmup_steps=120, warmup_lr=8e-4, max_prompt_length=16, max_response_length=10,
-    held_out=300, steps=60, lr=5e-4, log_samples=0,
+    held_out=300, questions_per_step=16, steps=60, lr=3e-4, log_samples=0, sampler="loop",
 )  # fmt: skip
 
 # Question sets. Eight of ten answers wrong is far from any real data set; it stands for the many questions of a hard
@@ -52,7 +52,7 @@ NOISY = dict(wrong_answers=0.8, start_threshold=-1.0)
 GRPO: dict[str, Any] = dict(algo="grpo")
 EXGRPO: dict[str, Any] = dict(algo="exgrpo")
 COMPARED = {"grpo": GRPO, "exgrpo": EXGRPO}
-TUNED = {f"{arm}, lr {lr:g}": {**algo, "lr": lr} for lr in (2e-4, 1e-3) for arm, algo in COMPARED.items()}
+TUNED = {f"{arm}, lr {lr:g}": {**algo, "lr": lr} for lr in (1e-4, 1e-3) for arm, algo in COMPARED.items()}
 ABLATED: dict[str, dict[str, Any]] = {
     "exgrpo": EXGRPO,
     "grpo": GRPO,
