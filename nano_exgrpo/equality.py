@@ -16,11 +16,14 @@ A verdict has a budget of work (see `values`), so it comes in milliseconds whate
 
 from __future__ import annotations
 
+from fractions import Fraction
+
+from nano_exgrpo.expressions import TRANSPOSED
 from nano_exgrpo.reals import FLIPPED, RealLine
 from nano_exgrpo.tree import (Based, Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, Sym, choose_signs, contents,
                               count_signs, infinity, is_constant, is_label, is_word_label, negative_base, same_function,
                               show, substitute, symbols, without_letter_unit)
-from nano_exgrpo.values import NOISE, Evaluator, Undefined, close
+from nano_exgrpo.values import NOISE, Evaluator, Undefined, close, sample
 
 BUDGET = 8_000              # work units of one verdict, some 5 microseconds each
 POINTS = 7                  # random points for expressions with symbols
@@ -31,6 +34,11 @@ STEPS = {"floor", "ceil", "mod"}
 WHOLE = STEPS | {"factorial", "factorial2", "binom", "sum", "prod", "gcd", "lcm"}   # mean little off the integers
 OPAQUE = {"call", "sub", "int", "lim", "sum", "prod"}                              # have random values (see `values`)
 PLUS_MINUS = {"pm", "mp"}
+
+
+def difference(rel: Rel) -> Op:
+    """Left side minus right side."""
+    return Op("+", (rel.terms[0], Op("neg", (rel.terms[1],))))
 
 
 class Judge:
@@ -112,6 +120,8 @@ class Judge:
             return node
         if isinstance(node, Op) and node.head in ("cup", "cap", "setminus"):
             return Op(node.head, tuple(map(self.spread, node.args)))
+        if isinstance(node, Rel) and node.ops == ["in"]:
+            return Rel([node.terms[0], self.spread(node.terms[1])], node.ops)
         if isinstance(node, Rel) and len(node.terms) == 2 and node.ops == ["="]:
             values = self.spread(node.terms[1])
             if isinstance(values, Seq):
@@ -182,6 +192,8 @@ class Judge:
             if ratio is not None:
                 op = b.ops[0] if ratio > 0 else FLIPPED[b.ops[0]]
                 return a.ops[0] == op or self.no("the inequalities point in different directions")
+            if a.ops == b.ops == ["="] and self.cleared_of_fractions(a, b):
+                return True
         return self.no("the relations are not multiples of each other")
 
     def is_equation(self, rel: Rel) -> bool:
@@ -190,9 +202,9 @@ class Judge:
 
     def proportion(self, a: Rel, b: Rel):
         """The constant c != 0 with (left - right of a) = c (left - right of b), or None."""
-        sides = [Op("+", (r.terms[0], Op("neg", (r.terms[1],)))) for r in (a, b)]
         if not all(isinstance(t, Num | Sym | Op) for r in (a, b) for t in r.terms):
             return None
+        sides = difference(a), difference(b)
         names, heads = map(set.union, contents(sides[0]), contents(sides[1]))
         if not names and not heads & OPAQUE:
             return None
@@ -210,6 +222,42 @@ class Judge:
             return None
         ratio = at.num(ratios[0])
         return None if isinstance(ratio, at.ctx.mpc) else ratio
+
+    def cleared_of_fractions(self, a: Rel, b: Rel) -> bool:
+        """Whether one equation is the other times a factor that makes no new solution: `y = 1/x` and `xy = 1`.
+
+        In each symbol the quotient of the two must be constant, a power or linear, so that its zero is known; there
+        the equation with the extra factor must not hold, as `x(y - 1) = 0` does besides `y = 1`.
+        """
+        if not all(isinstance(t, Num | Sym | Op) for r in (a, b) for t in r.terms):
+            return False
+        sides = difference(a), difference(b)
+        return all(self.harmless_factor(sides, name, index)
+                   for name in sorted(symbols(sides[0]) | symbols(sides[1])) for index in range(3))
+
+    def harmless_factor(self, sides: tuple[Op, Op], name: str, index: int) -> bool:
+        """Whether the quotient of two expressions is constant in a symbol, or has a zero that is none of theirs."""
+        at = Evaluator(index, False, self.budget)
+        start = sample(name, index, False)
+        quotients = []
+        for multiple in (1, 2, 3):
+            at.env[name] = multiple * start
+            quotients.append(at.op_div(at.value(sides[0]), at.value(sides[1])))
+        for extra, (q1, q2, q3) in ((sides[0], quotients), (sides[1], [at.op_div(Fraction(1), q) for q in quotients])):
+            if close(at, q1, q2) and close(at, q1, q3):
+                return True
+            if any(close(at, q2 / q1, Fraction(2) ** k) and close(at, q3 / q1, Fraction(3) ** k) for k in range(1, 5)):
+                zero = Fraction(0)
+            elif close(at, q2 - q1, q3 - q2):
+                zero = start - start * q1 / (q2 - q1)
+            else:
+                continue
+            at.env[name] = zero
+            try:
+                return not close(at, at.value(extra), Fraction(0), extra, Num(Fraction(0)))
+            except Undefined:
+                return self.budget[0] > 0
+        return False
 
     # -- containers
 
@@ -318,7 +366,7 @@ class Judge:
                 columns = list(zip(*matrices[1]))
                 return [[Op("+", tuple(Op("*", pair) for pair in zip(row, column))) for column in columns]
                         for row in matrices[0]]
-        if head == "^" and parts[0] and args[1] in (Sym("T"), Sym("\\top"), Op("top")):
+        if head == "^" and parts[0] and args[1] in TRANSPOSED:
             return [list(column) for column in zip(*parts[0])]
         return None
 
@@ -382,6 +430,7 @@ class Judge:
                 return self.no(f"no value: {error}")
             return close(at, x, y, a, b) or self.literal(at, x, y, a, b)
         whole = bool(heads & WHOLE) or negative_base(a) or negative_base(b)
+        one_absolute = ("abs" in contents(a)[1]) != ("abs" in contents(b)[1])
         complex_allowed = "i" in heads
         good = complex_good = 0
         complex_bad = False
@@ -393,13 +442,15 @@ class Judge:
                 break                                       # branch cuts: explicit i, positive symbols only
             at = Evaluator(index, whole, self.budget)
             try:
-                x, y = at.value(a), at.value(b)
+                (x, real_x), (y, real_y) = at.value_and_real(a), at.value_and_real(b)
             except Undefined:
                 if self.budget[0] < 0:
                     raise
                 continue
             same = close(at, x, y, a, b)
-            if complex_allowed or not (at.left_reals or isinstance(x, at.ctx.mpc) or isinstance(y, at.ctx.mpc)):
+            if one_absolute and real_x != real_y:               # ln|x| and ln x: an absolute value widens the domain
+                return False
+            if complex_allowed or real_x and real_y:
                 if not same:
                     return False
                 good += 1

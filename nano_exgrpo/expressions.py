@@ -1,6 +1,6 @@
 """Stage 2 of the answer checker, lower half: expressions, by recursive descent.
 
-    sum       := product (("+" | "-" | "pm" | "mp") product)*
+    sum       := product (("+" | "-" | "pm" | "mp") product)* ("over" sum)?
     product   := signed (("*" | "/" | "mod")? signed)*                       an absent sign is a product
     signed    := ("+" | "-" | "pm" | "mp")* power
     power     := atom suffix* ("^" exponent)*
@@ -27,6 +27,7 @@ MAX_DEPTH = 30           # of nested brackets and arguments
 POSITIVE = Seq("tuple", [Num(Fraction(0)), Op("inf")])
 NEGATIVE = Seq("tuple", [Op("neg", (Op("inf"),)), Num(Fraction(0))])
 TRIGONOMETRIC = {"sin", "cos", "tan", "cot", "sec", "csc"}
+TRANSPOSED = (Sym("T"), Sym("\\top"))
 CALLED = set("fghFG")                    # letters that name functions: f(x) is never f times x
 BASE_WORDS = dict(two="2", three="3", four="4", five="5", six="6", seven="7", eight="8", nine="9", ten="10",
                   eleven="11", twelve="12", sixteen="16")
@@ -105,6 +106,9 @@ class ExpressionParser:
             if sign != "+":
                 term = Op({"-": "neg"}.get(sign, sign), (term,))
             node = Op("+", (*node.args, term) if isinstance(node, Op) and node.head == "+" else (node, term))
+        if self.command() == "over":                            # {1 \\over 3}, 1\\over3
+            self.at += 1
+            node = Op("/", (node, self.nested(self.sum, self.bars)))
         return node
 
     def product(self) -> Node:
@@ -170,6 +174,8 @@ class ExpressionParser:
             if isinstance(exponent, Sym) and exponent.name.strip("'") == "":
                 base = self.marked(base, exponent.name)
                 base = self.call(base)
+            elif exponent in TRANSPOSED and isinstance(base, Seq) and base.kind == "tuple":
+                base = transposed(base)
             else:
                 base = Op("^", (base, exponent))
             base = self.suffixes(base)
@@ -296,9 +302,6 @@ class ExpressionParser:
                 if self.command() == "choose":
                     self.at += 1
                     node = Op("binom", (node, self.nested(self.sum)))
-                elif self.command() == "over":
-                    self.at += 1
-                    node = Op("/", (node, self.nested(self.sum)))
                 self.expect("}")
                 return Seq("set", node.items) if isinstance(node, Seq) and node.kind == "list" else node
             if text == r"\{":
@@ -508,6 +511,13 @@ class ExpressionParser:
 def times(a: Node, b: Node) -> Node:
     """The product, flat: a product of many factors is one node."""
     return Op("*", (*a.args, b) if isinstance(a, Op) and a.head == "*" else (a, b))
+
+
+def transposed(rows: Seq) -> Node:
+    """`(1, 2)^T`, a column and so the vector (1, 2); `[[1, 2], [3, 4]]^T`."""
+    if any(isinstance(row, Seq) for row in rows.items):
+        return Op("^", (rows, TRANSPOSED[0]))
+    return Seq("tuple", rows.items)
 
 
 def in_radians(node: Node, function: str) -> Node:

@@ -7,7 +7,7 @@ The grammar, loosest binding first; each rule is one method of `Parser`, in this
     clause    := ratio (relation ratio)*                                     x = 5, 0 < x <= 3, x in (0, 1)
     ratio     := set (":" set)*                                              3:4, 7:30
     set       := quantity (("cup" | "cap" | "setminus") quantity)*           (0,1) cup {3}
-    quantity  := currency? sum unit?                                         5 cm, $5
+    quantity  := currency? sum unit? ("and"? number unit)*                   5 cm, $5, 1 hour 30 minutes
     sum       := ...                                                         see `expressions`, the lower half
     label     := words, where a value is expected                            Area = 5; "all real numbers"
     bracket   := "(" | "[" | "]" clause ("," clause)* ")" | "]" | "["        a group, a tuple or an interval
@@ -198,7 +198,26 @@ class Parser(ExpressionParser):
             return Quantity(Op("neg", (value,)) if negative else value, Unit.named(ahead.text))
         node = self.sum()
         unit = self.unit()
-        return Quantity(node, unit) if unit is not None else node
+        if unit is None:
+            return node
+        smaller = unit
+        while (part := self.smaller_part(smaller)) is not None:  # 1 hour 30 minutes
+            smaller = part.unit
+            node = Op("+", (node, Op("*", (part.value, Num(smaller.factor / unit.factor)))))
+        return Quantity(node, unit)
+
+    def smaller_part(self, unit: Unit) -> Quantity | None:
+        """The minutes after hours, the cents after dollars: a number with a smaller unit of the same dimension."""
+        start = self.at
+        self.accept("and")
+        number = self.token
+        if number.kind == "num" and unit.dims:
+            self.at += 1
+            smaller = self.unit()
+            if smaller is not None and smaller.dims == unit.dims and smaller.factor < unit.factor:
+                return Quantity(Num(number.value, number.digits), smaller)
+        self.at = start
+        return None
 
     def unit(self) -> Unit | None:
         """A unit that ends its clause; None, and nothing read, if what follows is not one."""
@@ -207,7 +226,7 @@ class Parser(ExpressionParser):
             return None
         unit, after = found
         token = self.tokens[after]
-        if token.kind == "end" or token.text in ENDS | RELATIONS | QUALIFIERS:
+        if token.kind in ("end", "num") or token.text in ENDS | RELATIONS | QUALIFIERS:
             self.at = after
             return unit
         return None

@@ -111,7 +111,7 @@ class RealLine:
                 return halves[0][0], self.union(halves[0][1] + halves[1][1])
             solved = self.isolate(left, right)
             if solved is None:
-                return None
+                return self.quadratic(left, op, right)
             variable, bound, flips = solved
             op = FLIPPED[op] if flips else op
             if infinity(bound):
@@ -135,21 +135,48 @@ class RealLine:
         """(x, c, whether the sign of the relation turns) for `left op right` as `x op c`; None if not linear in one symbol."""
         if is_label(left) and not (symbols(left) & symbols(right)):
             return str(left), right, False
+        found = self.polynomial(left, right)
+        if found is None or found[1] != 0:
+            return None
+        name, _, slope, zero = found
+        return (str(Sym(name)), Num(-zero / slope), slope < 0) if slope else None
+
+    def polynomial(self, left: Node, right: Node) -> tuple[str, Fraction, Fraction, Fraction] | None:
+        """(x, a, b, c) if left - right is a x^2 + b x + c with rational numbers a, b, c; None if it is not."""
         names = symbols(left) | symbols(right)
         if len(names) != 1 or not isinstance(left, Num | Sym | Op) or not isinstance(right, Num | Sym | Op):
             return None
         name = next(iter(names))
         difference = Op("+", (left, Op("neg", (right,))))
         try:
-            zero, one, two, five = (
-                Evaluator(0, False, self.budget, env={name: Fraction(x)}).value(difference) for x in (0, 1, 2, 5))
+            values = [Evaluator(0, False, self.budget, env={name: Fraction(x)}).value(difference) for x in (0, 1, 2, 5, -3)]
         except Undefined:
             return None
-        slope = one - zero
-        if not isinstance(slope, Fraction) or not isinstance(zero, Fraction) or slope == 0 or (
-                two - zero != 2 * slope or five - zero != 5 * slope):
+        if not all(isinstance(value, Fraction) for value in values):
             return None
-        return str(Sym(name)), Num(-zero / slope), slope < 0
+        c, one, two, *others = values
+        a = (two - 2 * one + c) / 2
+        b = one - a - c
+        return (name, a, b, c) if others == [a * x * x + b * x + c for x in (5, -3)] else None
+
+    def quadratic(self, left: Node, op: str, right: Node) -> tuple[str, list[Piece]] | None:
+        """The solution set of a quadratic inequality: `x^2 < 9`."""
+        found = self.polynomial(left, right)
+        if found is None or found[1] == 0 or op == "=":
+            return None
+        name, a, b, c = found
+        name, op = str(Sym(name)), op if a > 0 else FLIPPED[op]
+        discriminant = b * b - 4 * a * c
+        if discriminant < 0:
+            return name, [(None, False, None, False)] if op in (">", ">=", "!=") else []
+        root = Op("sqrt", (Num(discriminant / (4 * a * a)),))
+        low, high = (Op("+", (Num(-b / (2 * a)), end)) for end in (Op("neg", (root,)), root))
+        closed = op in ("<=", ">=")
+        if op in ("<", "<="):
+            return name, [(low, closed, high, closed)] if discriminant or closed else []
+        if op == "!=":
+            return name, self.complement([(low, True, low, True), (high, True, high, True)])
+        return name, self.union([(None, False, low, closed), (high, closed, None, False)])
 
     def order(self, a: Node, b: Node) -> int:
         """-1, 0 or 1 as a < b, a = b, a > b.

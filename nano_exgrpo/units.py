@@ -56,9 +56,9 @@ hertz 1000 khz kHz
 hertz 1000000 mhz MHz
 newton 1 N newton newtons
 joule 1 J joule joules
-joule 1000 kJ kilojoules
+joule 1000 kJ kj kilojoule kilojoules
 watt 1 W watt watts
-watt 1000 kW kilowatt kilowatts
+watt 1000 kW kw kilowatt kilowatts
 volt 1 V volt volts
 ampere 1 A amp amps ampere amperes
 pascal 1 pa Pa pascal pascals

@@ -150,6 +150,12 @@ class Evaluator:
         except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
             raise Undefined(f"{head}: {error}") from None        # too few arguments, complex order, a pole
 
+    def value_and_real(self, node: Node):
+        """The value of a tree, and whether all of it stays real: no complex value, no root or logarithm outside its domain."""
+        self.left_reals = False
+        value = self.value(node)
+        return value, not self.left_reals and not isinstance(value, self.ctx.mpc)
+
     def op_add(self, *values):
         if all(isinstance(v, Fraction) for v in values):
             total = values[0]
@@ -200,7 +206,7 @@ class Evaluator:
         return +self.ctx.e
 
     def op_i(self):
-        return self.env.get("i") or self.ctx.mpc(0, 1)         # a bound variable if a sum says so
+        return self.env["i"] if "i" in self.env else self.ctx.mpc(0, 1)      # a bound variable if a sum says so
 
     def op_pow(self, a, b):
         if isinstance(b, Fraction):
