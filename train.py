@@ -3,7 +3,8 @@
 
     python train.py                                   a toy, from nothing to skilled in two minutes on a laptop
     python train.py --algo grpo                       the baseline: the same loop without replay
-    python train.py --model Qwen2.5-Math-1.5B         a real model on GSM8K (one GPU)
+    python train.py --model Qwen2.5-Math-1.5B         a real model on GSM8K (one GPU; --dry-run: will it fit?)
+    torchrun --nproc-per-node 8 -- train.py ...       the same on eight GPUs (nano_exgrpo/distributed.py)
 
 The loop below is the method, step by step (arXiv 2510.02245; comments name its eight steps). What was left
 out on purpose: a reference model and its KL term (the method has none), an inference engine beside the
@@ -28,20 +29,21 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from nano_exgrpo import toy
+from nano_exgrpo import distributed, toy
 from nano_exgrpo.checker import reward
 from nano_exgrpo.checkpoint import list_checkpoints, load_state, save_checkpoint, save_model, set_random_state
 from nano_exgrpo.config import TrainConfig, parse_train_config, to_dict
-from nano_exgrpo.evaluate import Evaluation, evaluate, is_out_of_memory
+from nano_exgrpo.evaluate import evaluate, is_out_of_memory
 from nano_exgrpo.lora import adapter_state, add_lora, load_adapter
 from nano_exgrpo.loss import exgrpo_loss, group_advantages
 from nano_exgrpo.memory import ModelShape, fit_table, load_shape, shape_of
-from nano_exgrpo.optim import adamw8bit_class, make_optimizer, resolve_dtypes
+from nano_exgrpo.optim import adamw8bit_class, make_optimizer, own_part, resolve_dtypes
 from nano_exgrpo.policy import Policy, enable_gradient_checkpointing, encode_prompt, end_of_turn, load_policy, mean_entropies, resolve_device, token_batches, token_logprobs
 from nano_exgrpo.questions import InputError, Question, QuestionSampler, load_questions, mislabel, read_jsonl, possible_sums, split_held_out, sum_questions
 from nano_exgrpo.replay import ReplayBuffer
 from nano_exgrpo.rollout import Trajectory, rollout
 from nano_exgrpo.runlog import append_lines, claim_run, open_run, plot_curves, read_lines, rewind, write_config
+from nano_exgrpo.stats import accuracy_interval
 
 MOST_BAD_STEPS = 5  # steps in a row with NaN or infinite gradients before giving up
 
@@ -62,12 +64,13 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
     torch.manual_seed(config.seed)
     resumed = load_state(run) if config.resume else None
 
-    if resumed is None:
+    if resumed is None and distributed.is_main():
         claim_run(run, overwrite=config.overwrite)
-    elif resumed[1]["step"] > config.steps:
+    elif resumed is not None and resumed[1]["step"] > config.steps:
         raise InputError(f"run {run} is already at step {resumed[1]['step']}; to go on, raise --steps above that")
 
-    # ---- questions and policy
+    # ---- questions and policy. With torchrun, B and everything below are this process's share (distributed.py).
+    B = distributed.share_of(config.questions_per_step, "--questions-per-step")
     train_questions, held_out = load_data(config)
     if resumed is None:
         policy = start_policy(config, device, stop, weights)
@@ -76,41 +79,46 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
     policy.autocast = autocast
     if config.lora_rank:
         add_lora(policy.model, config.lora_rank)
+    distributed.same_everywhere(policy.model.parameters())
+    policy.sampler = config.sampler
     if config.gradient_checkpointing:
         enable_gradient_checkpointing(policy.model)
     prompts = encode_prompts(policy, train_questions, config)
-    questions = {q.id: q for q in train_questions if q.id in prompts}
+    questions = {q.id: q for q in distributed.shard([q for q in train_questions if q.id in prompts])}
     fitting = encode_prompts(policy, held_out, config)
     held_out = [q for q in held_out if q.id in fitting]
     optimizer = make_optimizer(policy.model.parameters(), config.optimizer, lr=config.lr, weight_decay=config.weight_decay)
 
     # ---- the method's state
-    sampler = QuestionSampler(list(questions.values()), seed=config.seed)
-    buffer = ReplayBuffer(config.group_size, seed=config.seed, max_per_question=config.max_per_question)
+    seed = config.seed + distributed.rank()
+    sampler = QuestionSampler(list(questions.values()), seed=seed)
+    buffer = ReplayBuffer(config.group_size, seed=seed, max_per_question=config.max_per_question)
     started, bad_steps, first_step, tokens_seen = False, 0, 0, 0
     if resumed is not None:
         state = resumed[1]
-        optimizer.load_state_dict(state["optimizer"])
+        own_part(optimizer).load_state_dict(state["optimizer"])
         load_adapter(policy.model, state["adapter"])
         sampler.load_state_dict(state["sampler"])
         buffer.load_state_dict(state["buffer"])
         started, bad_steps, first_step, tokens_seen = state["started"], state["bad_steps"], state["step"], state["tokens_seen"]
         set_random_state(state["random"])
-        rewind(run, first_step)
-        write_config(run, {**to_dict(config), "resume": ""})
+        if distributed.is_main():
+            rewind(run, first_step)
+            write_config(run, {**to_dict(config), "resume": ""})
     else:
-        torch.manual_seed(config.seed)  # the same rollouts whether the warmed-up policy was made or read from its cache
-        open_run(run, to_dict(config))
+        torch.manual_seed(seed)  # the same rollouts whether the warmed-up policy was made or read from its cache
+        if distributed.is_main():
+            open_run(run, to_dict(config))
 
     def save(step: int) -> Path:
-        state = {"optimizer": optimizer.state_dict(), "sampler": sampler.state_dict(), "buffer": buffer.state_dict(), "adapter": adapter_state(policy.model)}
+        state = {"optimizer": own_part(optimizer).state_dict(), "sampler": sampler.state_dict(), "buffer": buffer.state_dict(), "adapter": adapter_state(policy.model)}
         counters = {"started": started, "bad_steps": bad_steps, "tokens_seen": tokens_seen}
         return save_checkpoint(run, step, policy, {**state, **counters})
 
-    def evaluate_now() -> Evaluation:
-        return evaluate(
+    def evaluate_now() -> dict[str, Any]:
+        result = evaluate(
             policy,
-            held_out,
+            distributed.shard(held_out),
             samples=config.eval_samples,
             temperature=config.eval_temperature,
             max_new_tokens=config.max_response_length,
@@ -118,19 +126,27 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
             batch_size=config.rollout_batch,
             seed=config.seed,
         )
+        return eval_metrics(distributed.gather([[t.reward for t in group] for group in result.trajectories]))
+
+    def log(name: str, rows: list[dict[str, Any]]) -> None:
+        if distributed.is_main():
+            append_lines(run / name, rows)
 
     if resumed is None:
-        append_lines(run / "metrics.jsonl", [{"step": 0, **eval_metrics(evaluate_now())}])
+        log("metrics.jsonl", [{"step": 0, **evaluate_now()}])
 
-    progress = tqdm(range(first_step + 1, config.steps + 1), desc=config.algo, initial=first_step, total=config.steps)
+    progress = tqdm(
+        range(first_step + 1, config.steps + 1), desc=config.algo, initial=first_step, total=config.steps,
+        disable=not distributed.is_main(),
+    )  # fmt: skip
     for step in progress:
         clock = Stopwatch()
 
         # 1. Mixing. Up to ρB of the step's questions are replayed, once replay has started.
-        wanted = math.floor(config.replay_ratio * config.questions_per_step) if started else 0
+        wanted = math.floor(config.replay_ratio * B + 1e-9) if started else 0
         # 2. Question selection: medium difficulty first. The rest are fresh, from the data.
         replayed_ids = buffer.draw_questions(wanted, method=config.question_draw, sigma=config.draw_sigma)
-        fresh = sampler.draw(config.questions_per_step - len(replayed_ids), skip={*buffer.retired, *replayed_ids})
+        fresh = sampler.draw(B - len(replayed_ids), skip={*buffer.retired, *replayed_ids})
         # 3. Trajectory selection: of each replayed question's successes, the one that the policy is surest of.
         chosen = choose_trajectories(policy, buffer, replayed_ids, config)
         scored_tokens = sum(len(t.response_ids) for id in replayed_ids for t in buffer.stored[id])
@@ -154,13 +170,14 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
             for trajectory in group:
                 trajectory.reward = reward(trajectory.text, questions[trajectory.question_id].answer)
         new = [t for group in groups for t in group]
-        success_rate = sum(t.reward for t in new) / len(new)
+        scored = distributed.total({"right": sum(t.reward for t in new), "rollouts": len(new)})
+        success_rate = scored["right"] / scored["rollouts"]
         for group, trajectory in zip(groups, chosen):
             group.insert(0, trajectory)
         rewards = torch.tensor([[t.reward for t in group] for group in groups])  # [B, K]
         advantages = group_advantages(rewards, normalize_std=config.normalize_std)  # [B, K]
         clock.lap("reward")
-        samples = describe(policy, groups, config)
+        samples = describe(policy, groups, config) if distributed.is_main() else []
 
         # 6. Loss and update.
         clipped_fresh = config.clip_when_mixed or not started
@@ -174,53 +191,74 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
         if started:
             for group in groups:
                 left = len(questions) - len(buffer.retired)
-                buffer.update(group, may_retire=config.retire and left > config.questions_per_step)
+                buffer.update(group, may_retire=config.retire and left > B)
 
         # ---- everything below only watches
-        tokens = sum(len(t.response_ids) for t in new)
+        eligible = buffer.eligible()
+        sums = distributed.total(
+            {
+                "rows": len(new),
+                "tokens": sum(len(t.response_ids) for t in new),
+                "truncated": sum(t.truncated for t in new),
+                "groups": len(groups),
+                "solved": (rewards.mean(1) == 1).sum().item(),
+                "failed": (rewards.mean(1) == 0).sum().item(),
+                "replayed": len(chosen),
+                "stored": len(buffer.stored),
+                "trajectories": len(buffer),
+                "retired": len(buffer.retired),
+                "scored": scored_tokens if config.trajectory_choice != "random" else 0,
+                "stop": stop.requested,
+                **{f"bucket {k}": len(eligible.get(k, ())) for k in range(1, K)},
+            }
+        )
+        tokens = int(sums["tokens"])
         tokens_seen += tokens
         row = {
             "step": step,
             "reward": success_rate,
-            "questions/solved": (rewards.mean(1) == 1).float().mean().item(),
-            "questions/failed": (rewards.mean(1) == 0).float().mean().item(),
-            "completions/mean_length": tokens / len(new),
-            "completions/clipped_ratio": sum(t.truncated for t in new) / len(new),
+            "questions/solved": sums["solved"] / sums["groups"],
+            "questions/failed": sums["failed"] / sums["groups"],
+            "completions/mean_length": tokens / sums["rows"],
+            "completions/clipped_ratio": sums["truncated"] / sums["rows"],
             **update,
             "replay/started": started,
-            "replay/questions": len(chosen),
-            "buffer/questions": len(buffer.stored),
-            "buffer/trajectories": len(buffer),
-            "buffer/retired": len(buffer.retired),
-            "buffer/buckets": {k: len(ids) for k, ids in buffer.eligible().items()},
-            "rollouts": len(new),
+            "replay/questions": int(sums["replayed"]),
+            "buffer/questions": int(sums["stored"]),
+            "buffer/trajectories": int(sums["trajectories"]),
+            "buffer/retired": int(sums["retired"]),
+            "buffer/buckets": {k: int(sums[f"bucket {k}"]) for k in range(1, K) if sums[f"bucket {k}"]},
+            "rollouts": int(sums["rows"]),
             "num_tokens": tokens_seen,
-            "scored_tokens": scored_tokens if config.trajectory_choice != "random" else 0,
+            "scored_tokens": int(sums["scored"]),
             "epoch": sampler.epoch,
         }
         last = step == config.steps
         if last or (config.eval_every and step % config.eval_every == 0):
-            row.update(eval_metrics(evaluate_now()))
+            row.update(evaluate_now())
             clock.lap("eval")
         row.update(clock.metrics(), tokens_per_second=round(tokens / clock.total("choose", "generate", "reward", "update")))
-        append_lines(run / "metrics.jsonl", [row])
-        append_lines(run / "samples.jsonl", [{"step": step, **sample} for sample in samples])
+        log("metrics.jsonl", [row])
+        log("samples.jsonl", [{"step": step, **sample} for sample in samples])
         progress.set_postfix(
-            reward=f"{success_rate:.2f}", entropy="-" if update["entropy"] is None else f"{update['entropy']:.2f}", buffer=len(buffer.stored),
-            retired=len(buffer.retired), tok_s=row["tokens_per_second"],
+            reward=f"{success_rate:.2f}", entropy="-" if update["entropy"] is None else f"{update['entropy']:.2f}", buffer=row["buffer/questions"],
+            retired=row["buffer/retired"], tok_s=row["tokens_per_second"],
         )  # fmt: skip
 
         if bad_steps >= MOST_BAD_STEPS:
             save(step)
             raise InputError(f"gradients were NaN or infinite in {bad_steps} steps in a row; lower --lr or use fp32")
-        stopping = stop.requested and not last
+        stopping = bool(sums["stop"]) and not last
         if stopping or (config.save_every and (last or step % config.save_every == 0)):
             save(step)
         if stopping:
             progress.close()
-            print(f"\nstopped after step {step}; go on with: python train.py --resume {run}")
+            start = "python" if distributed.world_size() == 1 else f"torchrun --nproc-per-node {distributed.world_size()} --"
+            print(f"\nstopped after step {step}; go on with: {start} train.py --resume {run}")
             return run
 
+    if not distributed.is_main():
+        return run
     save_model(policy, run / "model")
     plot_curves({config.algo: run}, run / "curves.png")
     print(summary(run, config))
@@ -303,11 +341,14 @@ def update_policy(
     )
     grad_norms, skipped = [], 0
     for share, rows in zip(shares, rows_of):
-        if not rows:
+        # Sums over all processes, so that their gradients add up to that of the whole batch.
+        whole = distributed.total(
+            {"groups": len(share), "trained": len(rows), "tokens": sum(len(t.response_ids) for t, _ in rows)}
+        )
+        if not whole["trained"]:
             continue
         optimizer.zero_grad(set_to_none=True)
-        trained_tokens = sum(len(t.response_ids) for t, _ in rows)
-        denominator = config.max_response_length * (len(share) * config.group_size if config.normalize_rows else 1)
+        denominator = config.max_response_length * (whole["groups"] * config.group_size if config.normalize_rows else 1)
         for batch in batches(rows):
             trajectories = [t for t, _ in batch]
             logprobs, entropies, mask = forward(trajectories, with_entropy=True)  # [B, T] each
@@ -327,12 +368,13 @@ def update_policy(
             )
             loss = parts.loss
             if config.entropy_coef:  # left out where it is 0, so that nothing is derived from the entropies
-                loss = loss - config.entropy_coef * entropies.sum() / trained_tokens
+                loss = loss - config.entropy_coef * entropies.sum() / whole["tokens"]
             loss.backward()
             for name in ("loss", "fresh_tokens", "clipped", "approx_kl", "replay_tokens", "replay_weight", "replay_ratio"):
                 totals[name] += getattr(parts, name).item()
             totals["entropy"] += entropies.sum().item()
             totals["tokens"] += mask.sum().item()
+        distributed.sum_gradients(policy.model.parameters())
         norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), config.grad_clip).item()
         if math.isfinite(norm):
             optimizer.step()
@@ -340,6 +382,9 @@ def update_policy(
         else:
             skipped += 1
     optimizer.zero_grad(set_to_none=True)  # gradients would sit in memory during the next rollouts
+
+    totals.update(rows=advantages.numel(), trained_rows=sum(map(len, rows_of)))
+    totals = distributed.total(totals)
 
     def per(name: str, count: str) -> float | None:
         return totals[name] / totals[count] if totals[count] else None
@@ -354,7 +399,7 @@ def update_policy(
         "replay/weight_mean": per("replay_weight", "replay_tokens"),
         "replay/ratio_mean": per("replay_ratio", "replay_tokens"),
         "trained_tokens": totals["tokens"],
-        "trained_rows": sum(map(len, rows_of)) / advantages.numel(),
+        "trained_rows": totals["trained_rows"] / totals["rows"],
     }
 
 
@@ -511,8 +556,10 @@ def warmup_key(config: TrainConfig) -> str:
     return hashlib.sha256(json.dumps([settings, torch.__version__]).encode() + code).hexdigest()[:16]
 
 
-def eval_metrics(result: Evaluation) -> dict[str, Any]:
-    return {"eval/accuracy": result.accuracy, "eval/low": result.low, "eval/high": result.high, "eval/questions": result.questions}
+def eval_metrics(rewards: list[list[float]]) -> dict[str, Any]:
+    """rewards: of each question's samples."""
+    accuracy = accuracy_interval(rewards)
+    return {"eval/accuracy": accuracy.value, "eval/low": accuracy.low, "eval/high": accuracy.high, "eval/questions": len(rewards)}
 
 
 def summary(run: Path, config: TrainConfig) -> str:
@@ -592,8 +639,10 @@ def main(argv: list[str] | None = None) -> int:
             print(fit_table(toy_shape(config) if config.model == "toy" else load_shape(config.model), config, resolve_device(config.device)))
             return 0
         run = config.run
+        distributed.start(config.device)
         with StopRequest() as stop:
             train(config, stop)
+        distributed.finish()
     except InputError as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 2
@@ -602,6 +651,8 @@ def main(argv: list[str] | None = None) -> int:
         return 130  # what a shell reports for Ctrl-C
     except (RuntimeError, MemoryError) as error:
         sentence = explain(error, run)
+        if sentence is None and distributed.world_size() > 1:
+            sentence = f"another process has ended, so this one (rank {distributed.rank()}) stops too: {str(error).splitlines()[0]}"
         if sentence is None:
             raise
         print(f"\ntrain.py: {sentence}", file=sys.stderr)

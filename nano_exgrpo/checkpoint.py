@@ -4,6 +4,7 @@ and 2 more steps equal 4 steps bit for bit (on a CPU; GPU kernels may sum in ano
     runs/<name>/checkpoints/step-000040/
         model/      weights, configuration and tokenizer, as `from_pretrained` reads them; with LoRA, the frozen ones
         state.pt    step, optimiser, data order, replay buffer, random states: plain containers and tensors
+        state-1.pt  … the same of every further process
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 
+from nano_exgrpo import distributed
 from nano_exgrpo.lora import has_lora, plain_state_dict
 from nano_exgrpo.policy import Policy
 from nano_exgrpo.questions import InputError
@@ -64,13 +66,25 @@ def save_model(policy: Policy, folder: Path, *, merge: bool = True) -> None:
 
 def save_checkpoint(run: Path, step: int, policy: Policy, state: dict[str, Any]) -> Path:
     """Write checkpoint `step` of a run and delete all but the last two. Returns its folder."""
+    state = {**state, "step": step, "random": random_state()}
+    folder = run / "checkpoints" / f"step-{step:06d}"
+    own_state = folder.with_name(f".state-{distributed.rank()}.pt")  # of the other processes; the first one collects them
 
     def write(target: Path) -> None:
         save_model(policy, target / "model", merge=False)  # adapters go into state.pt
-        torch.save({**state, "step": step, "random": random_state()}, target / "state.pt")
+        torch.save(state, target / "state.pt")
+        for other in range(1, distributed.world_size()):
+            os.replace(folder.with_name(f".state-{other}.pt"), target / f"state-{other}.pt")
 
-    folder = run / "checkpoints" / f"step-{step:06d}"
+    if not distributed.is_main():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(state, own_state)
+        distributed.barrier()
+        distributed.barrier()
+        return folder
+    distributed.barrier()  # all have written their states
     write_folder(folder, write)
+    distributed.barrier()
     killed_while_saving = list(folder.parent.glob(".step-*"))
     for old in list_checkpoints(run)[:-KEPT] + killed_while_saving:
         shutil.rmtree(old, ignore_errors=True)
@@ -83,12 +97,22 @@ def list_checkpoints(run: Path) -> list[Path]:
 
 
 def load_state(run: Path) -> tuple[Path, dict[str, Any]]:
-    """(folder, state) of a run's last checkpoint. Raises InputError where there is none or it is damaged."""
+    """(folder, this process's state) of a run's last checkpoint. Raises InputError where there is none, it is damaged,
+    or another number of processes saved it."""
     checkpoints = list_checkpoints(run)
     if not checkpoints:
         raise InputError(f"run {run} has no checkpoint to resume from; start it anew with --overwrite")
+    name = "state.pt" if distributed.is_main() else f"state-{distributed.rank()}.pt"
+    saved = 1 + len(list(checkpoints[-1].glob("state-*.pt")))
+    if saved != distributed.world_size():
+        raise InputError(
+            f"checkpoint {checkpoints[-1]} was saved by {saved} processes, each with its own questions, buffer and part of "
+            f"the optimiser, so resume it with torchrun --nproc-per-node {saved}"
+            if saved > 1
+            else f"checkpoint {checkpoints[-1]} was saved by one process; resume it without torchrun"
+        )
     try:
-        return checkpoints[-1], torch.load(checkpoints[-1] / "state.pt", weights_only=True, map_location="cpu")
+        return checkpoints[-1], torch.load(checkpoints[-1] / name, weights_only=True, map_location="cpu")
     except Exception as error:  # truncated zip, wrong type, refused pickle: each raises its own kind
         raise InputError(
             f"checkpoint {checkpoints[-1]} is damaged ({type(error).__name__}); delete that folder to resume from the one before"
@@ -103,6 +127,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
+    """On another device than the one that saved it, the run goes on with other, equally random draws there."""
     torch.set_rng_state(state["cpu"])
     if "cuda" in state and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])

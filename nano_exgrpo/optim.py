@@ -20,7 +20,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from nano_exgrpo.distributed import world_size
 from nano_exgrpo.questions import InputError
 
 
@@ -44,10 +46,19 @@ def make_optimizer(parameters: Iterable[Tensor], name: str, *, lr: float, weight
     Raises InputError where torchao is missing, ValueError for bf16 weights with "adamw"."""
     trained = [p for p in parameters if p.requires_grad]
     if name == "adamw8bit":
-        return adamw8bit_class(trained[0].device)(trained, lr=lr, weight_decay=weight_decay, bf16_stochastic_round=True)
-    if any(p.dtype == torch.bfloat16 for p in trained):
+        kind, settings = adamw8bit_class(trained[0].device), {"lr": torch.tensor(lr), "bf16_stochastic_round": True}
+    elif any(p.dtype == torch.bfloat16 for p in trained):
         raise ValueError("bf16 weights would lose steps of 1e-6 under plain AdamW; train them with adamw8bit")
-    return torch.optim.AdamW(trained, lr=lr, weight_decay=weight_decay, fused=True)
+    else:
+        kind, settings = torch.optim.AdamW, {"lr": lr, "fused": True}
+    if world_size() > 1:  # each process keeps the moments of its share of the weights
+        return ZeroRedundancyOptimizer(trained, kind, weight_decay=weight_decay, **settings)
+    return kind(trained, weight_decay=weight_decay, **settings)
+
+
+def own_part(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """What this process keeps of the optimiser, to save and load: its share of a sharded one, else all of it."""
+    return optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
 
 
 def adamw8bit_class(device: torch.device) -> Any:
