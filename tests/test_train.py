@@ -423,12 +423,13 @@ def test_exhaustion_replays_what_there_is(tiny, monkeypatch, tmp_path):
     assert set(script.states[-1][1]) == partly and rows[-1]["buffer/trajectories"] == 0
 
 
-@pytest.mark.parametrize(("ratio", "expected"), [(0.0, 0), (0.3, 2), (0.49, 3), (1.0, 8)])
-def test_share_of_replayed_questions(tiny, monkeypatch, tmp_path, ratio, expected):
-    script = Script(monkeypatch, tmp_path, 40, lambda step, id: 1)
-    rows = script.run(tmp_path, steps=3, questions_per_step=8, group_size=2, replay_ratio=ratio, start_threshold=-1.0)
+@pytest.mark.parametrize(("ratio", "B", "expected"), [(0.0, 8, 0), (0.3, 8, 2), (0.49, 8, 3), (1.0, 8, 8), (0.58, 50, 29)])
+def test_share_of_replayed_questions(tiny, monkeypatch, tmp_path, ratio, B, expected):
+    """⌊ρB⌋; 0.58 · 50 is 28.999999999999996 in floating point."""
+    script = Script(monkeypatch, tmp_path, 5 * B, lambda step, id: 1)
+    rows = script.run(tmp_path, steps=3, questions_per_step=B, group_size=2, replay_ratio=ratio, start_threshold=-1.0)
     assert [row["replay/questions"] for row in rows] == [0, expected, expected]
-    assert rows[2]["rollouts"] == 8 * 2 - expected  # K − 1 beside a replayed trajectory
+    assert rows[2]["rollouts"] == B * 2 - expected  # K − 1 beside a replayed trajectory
 
 
 def test_failed_groups_leave_stored_successes_and_bucket(tiny, monkeypatch, tmp_path):
