@@ -27,6 +27,7 @@ and what was not kept:
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import os
@@ -71,12 +72,13 @@ class Shape:
 
 @dataclass
 class Laps:
-    """Seconds of each part of each step, and the tokens generated and rows trained in the last one."""
+    """Seconds of each part of each step, CPU seconds of all threads, and the tokens and rows of the last step."""
 
     generate: list[float] = field(default_factory=list)
     score: list[float] = field(default_factory=list)
     update: list[float] = field(default_factory=list)
     step: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
     tokens: int = 0
     rows: int = 0
 
@@ -99,7 +101,9 @@ def toy_shape() -> Shape:
     return Shape(policy, prompts, [ids(p) for p in prompts], group_size=8, response_length=16)
 
 
-def llama_shape(vocabulary: int = 49_152, hidden: int = 576, layers: int = 30, questions: int = 8, prompt: int = 64, response: int = 128) -> Shape:
+def llama_shape(
+    vocabulary: int = 49_152, hidden: int = 576, layers: int = 30, questions: int = 8, prompt: int = 64, response: int = 128
+) -> Shape:
     """SmolLM2-135M's shape with random weights; every "w17" of a prompt is one token."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -116,7 +120,8 @@ def llama_shape(vocabulary: int = 49_152, hidden: int = 576, layers: int = 30, q
     )  # fmt: skip
     policy = make_policy(LlamaForCausalLM(config), tokenizer)
     ids = [torch.randint(2, vocabulary, (prompt,)) for _ in range(questions)]
-    return Shape(policy, [" ".join(f"w{i}" for i in row.tolist()) for row in ids], ids, group_size=8, response_length=response)
+    prompts = [" ".join(f"w{i}" for i in row.tolist()) for row in ids]
+    return Shape(policy, prompts, ids, group_size=8, response_length=response)
 
 
 SHAPES = {"a": toy_shape, "b": llama_shape, "small": lambda: llama_shape(8_192, 192, 6, prompt=32, response=32)}
@@ -137,6 +142,7 @@ class Ours:
 
     def __init__(self, shape: Shape, args: argparse.Namespace) -> None:
         self.shape, self.policy, self.laps = shape, shape.policy, Laps()
+        self.policy.sampler = args.sampler
         self.policy.autocast = torch.bfloat16 if args.dtype == "bfloat16" else None
         self.config = resolve(dict(
             preset="none", questions_per_step=len(shape.prompts), group_size=shape.group_size,
@@ -145,7 +151,7 @@ class Ours:
         self.optimizer = make_optimizer(self.policy.model.parameters(), "adamw", lr=1e-6, weight_decay=0.0)
 
     def step(self) -> None:
-        shape, start = self.shape, time.perf_counter()
+        shape, start, cpu = self.shape, time.perf_counter(), time.process_time()
         asked = [(str(i), ids) for i, ids in enumerate(shape.prompt_ids)]
         groups = rollout(
             self.policy, asked, shape.group_size, temperature=1.0, max_new_tokens=shape.response_length, batch_size=512
@@ -162,6 +168,7 @@ class Ours:
         self.laps.score.append(scored - generated)
         self.laps.update.append(end - scored)
         self.laps.step.append(end - start)
+        self.laps.cpu.append(time.process_time() - cpu)
         self.laps.tokens = sum(len(t.response_ids) for group in groups for t in group)
         self.laps.rows = int((advantages != 0).sum())
 
@@ -176,12 +183,12 @@ def run_trl(shape: Shape, args: argparse.Namespace, steps: int, after_step: Any,
     settings = GRPOConfig(
         output_dir=folder, per_device_train_batch_size=args.trl_batch, gradient_accumulation_steps=rows // args.trl_batch,
         num_generations=shape.group_size, max_completion_length=shape.response_length, max_steps=steps, learning_rate=1e-6,
-        lr_scheduler_type="constant", loss_type="dr_grpo", beta=0.0, temperature=1.0, scale_rewards="none", bf16=args.dtype == "bfloat16",
-        gradient_checkpointing=False, use_cpu=True, report_to="none", save_strategy="no", logging_strategy="no",
+        lr_scheduler_type="constant", loss_type="dr_grpo", beta=0.0, temperature=1.0, scale_rewards="none",
+        bf16=args.dtype == "bfloat16", gradient_checkpointing=False, use_cpu=True, report_to="none", save_strategy="no", logging_strategy="no",
         disable_tqdm=True, shuffle_dataset=False, max_grad_norm=1.0, weight_decay=0.0, dataloader_pin_memory=False,
     )  # fmt: skip
 
-    def reward(prompts: list[str], completions: list[str], completion_ids: list[list[int]], group: list[int], **_: Any) -> list[float]:
+    def reward(completion_ids: list[list[int]], group: list[int], **_: Any) -> list[float]:
         return [reward_of(g, ids) for g, ids in zip(group, completion_ids)]
 
     class Timed(GRPOTrainer):
@@ -201,13 +208,14 @@ def run_trl(shape: Shape, args: argparse.Namespace, steps: int, after_step: Any,
     class Clock(TrainerCallback):
         def on_step_begin(self, *a: Any, **k: Any) -> None:
             if not laps.step:
-                self.started = time.perf_counter()
+                self.started, self.cpu = time.perf_counter(), time.process_time()
 
         def on_step_end(self, *a: Any, **k: Any) -> None:
             laps.step.append(time.perf_counter() - self.started)
             laps.update.append(laps.step[-1] - laps.generate[-1] - laps.score[-1])
-            after_step()
-            self.started = time.perf_counter()
+            laps.cpu.append(time.process_time() - self.cpu)
+            after_step(laps)
+            self.started, self.cpu = time.perf_counter(), time.process_time()
 
     data = Dataset.from_list([{"prompt": p, "group": g} for g, p in enumerate(shape.prompts)])
     trainer = Timed(
@@ -221,8 +229,8 @@ def run_trl(shape: Shape, args: argparse.Namespace, steps: int, after_step: Any,
 # --------------------------------------------------------------------------------------------- floors
 
 
-def bare_generate(shape: Shape, args: argparse.Namespace) -> float:
-    """Tokens/s of `model.generate` on the whole batch, every filter off, best of two."""
+def bare_generate(shape: Shape) -> float:
+    """Tokens/s of `model.generate` on the whole batch, every filter off."""
     from transformers import GenerationConfig
 
     policy = shape.policy
@@ -235,15 +243,10 @@ def bare_generate(shape: Shape, args: argparse.Namespace) -> float:
         do_sample=True, top_k=0, top_p=1.0, temperature=1.0, max_new_tokens=shape.response_length,
         eos_token_id=list(policy.stop_ids), pad_token_id=policy.pad_id,
     )  # fmt: skip
-    best = 0.0
-    for _ in range(args.floor_runs):
-        start = time.perf_counter()
-        with torch.no_grad(), policy.precision():
-            out = policy.model.generate(input_ids=ids, attention_mask=(ids != policy.pad_id).long(), generation_config=settings)
-        seconds = time.perf_counter() - start
-        lengths = (out[:, width:] != policy.pad_id).sum().item()
-        best = max(best, lengths / seconds)
-    return best
+    start = time.perf_counter()
+    with torch.no_grad(), policy.precision():
+        out = policy.model.generate(input_ids=ids, attention_mask=(ids != policy.pad_id).long(), generation_config=settings)
+    return (out[:, width:] != policy.pad_id).sum().item() / (time.perf_counter() - start)
 
 
 def matmul_peak(dtype: torch.dtype) -> float:
@@ -280,7 +283,9 @@ def measure_memory(args: argparse.Namespace) -> dict[str, Any]:
     """Each side in a fresh process: two steps; peak, and what it is above the process with the weights loaded."""
     found = {}
     for side in ("ours", "trl"):
-        command = [sys.executable, __file__, "--shape", args.shape, "--dtype", args.dtype, "--side", side, "--tokens", str(args.tokens), "--trl-batch", str(args.trl_batch), "--threads", str(args.threads), "--steps", str(args.steps)]
+        command = [sys.executable, __file__, "--side", side]
+        for name in ("shape", "dtype", "tokens", "trl_batch", "sampler", "threads", "steps"):
+            command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
         output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         found[side] = json.loads(output.splitlines()[-1])
     return found
@@ -294,7 +299,7 @@ def one_side(args: argparse.Namespace) -> None:
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far (importing, warming up the toy) does not count
     if args.side == "trl":
         with tempfile.TemporaryDirectory() as folder:
-            run_trl(shape, args, args.steps, lambda: None, folder)
+            run_trl(shape, args, args.steps, lambda laps: None, folder)
     else:
         ours = Ours(shape, args)
         for _ in range(args.steps):
@@ -313,8 +318,8 @@ def main() -> int:
     parser.add_argument("--warm", type=int, default=1, help="steps before that, which do not")
     parser.add_argument("--tokens", type=int, default=1024, help="our train_batch_tokens")
     parser.add_argument("--trl-batch", type=int, default=8, help="TRL's rows in a micro-batch")
+    parser.add_argument("--sampler", choices=("loop", "generate"), default="loop", help="our rollouts: --sampler of train.py")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--floor-runs", type=int, default=1, help="runs of bare generate; the best counts")
     parser.add_argument("--memory", action="store_true", help="measure memory instead of time")
     parser.add_argument("--side", choices=("ours", "trl"), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -332,26 +337,35 @@ def main() -> int:
 
     shape = SHAPES[args.shape]()
     ours = Ours(shape, args)
-    floor = bare_generate(shape, args)
-    theirs = Shape(**{**vars(shape), "policy": make_policy(type(shape.policy.model)(shape.policy.model.config), shape.policy.tokenizer)})
-    theirs.policy.model.load_state_dict(shape.policy.model.state_dict())
+    floors = []
+
+    def take_turns(trl_laps: Laps) -> None:
+        ours.step()
+        floors.append(bare_generate(shape))
+        turn = f"TRL {trl_laps.step[-1]:.3f} s, ours {ours.laps.step[-1]:.3f} s, bare generate {floors[-1]:.0f} tokens/s"
+        print(turn, file=sys.stderr, flush=True)
+
+    policy = make_policy(copy.deepcopy(shape.policy.model), shape.policy.tokenizer)
+    theirs = Shape(policy, shape.prompts, shape.prompt_ids, shape.group_size, shape.response_length)
     with tempfile.TemporaryDirectory() as folder:
-        trl_laps = run_trl(theirs, args, args.warm + args.steps, ours.step, folder)
+        trl_laps = run_trl(theirs, args, args.warm + args.steps, take_turns, folder)
+    floor = statistics.median(floors[args.warm :])
     peak = matmul_peak(torch.bfloat16 if args.dtype == "bfloat16" else torch.float32)
     print(f"shape {args.shape}, {args.dtype}, torch {torch.__version__}, {args.threads} threads; medians of {args.steps} steps\n")
-    print("            step     generate   score    update   generated   update")
+    print("            step     generate   score    update   CPU        generated   update")
     for name, laps in (("ours", ours.laps), ("TRL", trl_laps)):
-        parts = {part: laps.median(part, args.warm) for part in ("step", "generate", "score", "update")}
+        parts = {part: laps.median(part, args.warm) for part in ("step", "generate", "score", "update", "cpu")}
         rate = update_flops(shape, laps.rows, laps.tokens) / parts["update"] / 1e9
         print(
-            f"{name:8}{parts['step']:8.3f} s {parts['generate']:8.3f} s {parts['score']:7.3f} s {parts['update']:7.3f} s "
+            f"{name:8}{parts['step']:8.3f} s {parts['generate']:8.3f} s {parts['score']:7.3f} s {parts['update']:7.3f} s {parts['cpu']:8.3f} s "
             f"{laps.tokens / parts['generate']:7.0f} tok/s {rate:5.0f} GFLOP/s on {laps.rows} rows"
         )
         print("        every step:", " ".join(f"{s:.3f}" for s in laps.step))
     ratio = ours.laps.median("step", args.warm) / trl_laps.median("step", args.warm)
     ours_rate = update_flops(shape, ours.laps.rows, ours.laps.tokens) / ours.laps.median("update", args.warm) / 1e9
     generated = ours.laps.tokens / ours.laps.median("generate", args.warm)
-    print(f"\nstep time against TRL   {ratio:.2f}")
+    cpu = ours.laps.median("cpu", args.warm) / trl_laps.median("cpu", args.warm)
+    print(f"\nstep time against TRL   {ratio:.2f}   (CPU time, which other work on the machine disturbs less: {cpu:.2f})")
     print(f"generate against bare   {generated / floor:.2f}   (bare model.generate {floor:.0f} tokens/s)")
     print(f"update against matmul   {ours_rate / peak:.2f}   (matmul {peak:.0f} GFLOP/s)")
     return 0

@@ -69,7 +69,9 @@ def load_shape(name: str) -> ModelShape:
         return shape_of(AutoModelForCausalLM.from_config(config))
 
 
-def estimate(shape: ModelShape, config: TrainConfig, device: torch.device, world_size: int = 1) -> dict[str, float]:
+def estimate(
+    shape: ModelShape, config: TrainConfig, device: torch.device, world_size: int = 1
+) -> dict[str, float]:
     """Bytes on each device: weights, optimiser, gradients, bf16 copies, activations, logits, KV cache, overhead,
     "update" and "rollout" (everything that is held in that phase) and "total", the larger of the two."""
     dtype, autocast = resolve_dtypes(config.dtype, config.optimizer, config.lora_rank, device)
@@ -126,9 +128,11 @@ def estimate(shape: ModelShape, config: TrainConfig, device: torch.device, world
     return {**parts, "update": update, "rollout": rollout, "total": max(update, rollout)}
 
 
-def suggest(shape: ModelShape, config: TrainConfig, device: torch.device, limit: float, world_size: int = 1) -> tuple[list[str], float]:
-    """Flags to add, cheapest first, until the estimate stays within `limit` bytes, and what it then is. The last
-    estimate may still exceed it: then the model is too large for this device."""
+def suggest(
+    shape: ModelShape, config: TrainConfig, device: torch.device, limit: float, world_size: int = 1
+) -> tuple[list[str], float]:
+    """(flags to add, cheapest first, until the estimate stays within `limit` bytes, and what it then is). It may still
+    exceed the limit: then the model is too large for this device."""
     flags: list[str] = []
 
     def total() -> float:
@@ -142,7 +146,10 @@ def suggest(shape: ModelShape, config: TrainConfig, device: torch.device, limit:
             name = flag.split()[0]
             flags[:] = [f for f in flags if f.split()[0] != name] + [flag]
 
-    while config.rollout_batch > 16 and total() > limit and estimate(shape, config, device, world_size)["rollout"] == total():
+    def rollouts_decide() -> bool:
+        return estimate(shape, config, device, world_size)["rollout"] == total()
+
+    while config.rollout_batch > 16 and total() > limit and rollouts_decide():
         half = config.rollout_batch // 2
         change(f"--rollout-batch {half}", rollout_batch=half)
     change("--gradient-checkpointing", gradient_checkpointing=True)
@@ -187,7 +194,8 @@ def fit_table(shape: ModelShape, config: TrainConfig, device: torch.device, worl
         elif reached <= 0.95 * capacity:
             lines.append(f"too much for this device's {capacity / 1e9:.1f} GB; {reached / 1e9:.1f} GB with {' '.join(flags)}")
         else:
-            lines.append(f"too much for this device's {capacity / 1e9:.1f} GB, and still {reached / 1e9:.1f} GB with {' '.join(flags)}; take a smaller model or a larger device")
+            lines.append(f"too much for this device's {capacity / 1e9:.1f} GB, and still {reached / 1e9:.1f} GB with")
+            lines.append(f"{' '.join(flags)}; take a smaller model or a larger device")
     return "\n".join(lines)
 
 

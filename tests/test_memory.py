@@ -29,7 +29,7 @@ from nano_exgrpo.policy import enable_gradient_checkpointing
 size, tokens, dtype, checkpointing = json.loads(sys.argv[1])
 torch.set_num_threads(1)
 shape = llama_shape(*size)
-ours = Ours(shape, argparse.Namespace(dtype=dtype, tokens=tokens))
+ours = Ours(shape, argparse.Namespace(dtype=dtype, tokens=tokens, sampler="loop"))
 config = ours.config
 config.dtype, config.rollout_batch, config.max_prompt_length = dtype, 512, len(shape.prompt_ids[0])
 config.gradient_checkpointing = checkpointing

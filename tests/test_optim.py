@@ -190,17 +190,23 @@ def test_resume_is_bit_for_bit_in_every_mode(flags, tmp_path, monkeypatch):
     assert all(torch.equal(whole[name], split[name]) for name in whole)
 
 
-def test_resume_in_another_precision(tmp_path, monkeypatch):
-    """Under adamw the weights are fp32 either way, so a run may go from fp32 to bf16 products and back."""
+@pytest.mark.parametrize("flags", [[], ["--optimizer", "adamw8bit"], ["--lora-rank", "2"]], ids=" ".join)
+@pytest.mark.parametrize(("before", "after"), [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_resume_in_another_precision(before, after, flags, tmp_path, monkeypatch):
+    """A run may go on with the other --dtype; the optimiser and the LoRA rank are its own and stay."""
+    need("torchao" if "adamw8bit" in flags else "peft" if flags else "torch")
     monkeypatch.setattr("train.reward", lambda text, gold: float(len(text) % 2))
     from train import main
 
-    assert run("--run", tmp_path / "r", "--save-every", 2, "--dtype", "float32") == 0
-    assert main(["--resume", str(tmp_path / "r"), "--steps", "3", "--dtype", "bfloat16"]) == 0
+    assert run("--run", tmp_path / "r", "--steps", 1, "--save-every", 1, "--dtype", before, *flags) == 0
+    assert main(["--resume", str(tmp_path / "r"), "--steps", "2", "--dtype", after]) == 0
+    assert main(["--resume", str(tmp_path / "r"), "--steps", "3", "--lora-rank", "5"]) == 2
 
 
 def test_a_missing_package_is_one_sentence(tmp_path):
-    for flags, package in ((["--optimizer", "adamw8bit"], "torchao"), (["--lora-rank", "2"], "peft")):
-        code = f"import sys; sys.modules[{package!r}] = None; from train import main; sys.exit(main({[*flags, '--run', str(tmp_path / 'r'), '--warmup-steps', '0']}))"
-        found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
-        assert found.returncode == 2 and f"pip install {package}" in found.stderr and "Traceback" not in found.stderr
+    code = "import sys; from train import main; sys.modules.update(torchao=None, peft=None)\n"
+    for flags in (["--optimizer", "adamw8bit"], ["--lora-rank", "2"]):
+        code += f"print(main({[*flags, '--run', str(tmp_path / 'r'), '--warmup-steps', '0']}))\n"
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert found.stdout.split() == ["2", "2"] and "Traceback" not in found.stderr
+    assert found.stderr.count("pip install") == 2 and "pip install torchao" in found.stderr and "pip install peft" in found.stderr
