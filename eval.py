@@ -51,7 +51,7 @@ from nano_exgrpo.policy import Policy, encode_prompt, load_policy, resolve_devic
 from nano_exgrpo.questions import InputError, Question
 from nano_exgrpo.runlog import append_lines, write_text
 from nano_exgrpo.stats import average, paired_difference
-from train import load_data
+from nano_exgrpo.start import load_data
 
 
 @dataclass

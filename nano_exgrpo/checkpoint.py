@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,3 +133,33 @@ def set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["cpu"])
     if "cuda" in state and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
+
+
+# ------------------------------------------------------------------------------------- stopping early
+
+
+class Interrupted(Exception):
+    """The user ended the run before there was anything to save."""
+
+
+class StopRequest:
+    """As a context manager: Ctrl-C or SIGTERM sets `requested`; a second one stops at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        self.handlers = {kind: signal.signal(kind, self.request) for kind in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for kind, handler in self.handlers.items():
+            signal.signal(kind, handler)
+
+    def request(self, number: int, frame: Any) -> None:
+        if self.requested:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.requested = True
+        print("\nstopping after this step (once more to stop at once)", file=sys.stderr)

@@ -16,6 +16,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from nano_exgrpo.policy import Policy, mean_entropies
 from nano_exgrpo.rollout import Trajectory
 
 
@@ -140,3 +141,35 @@ class ReplayBuffer:
         self.retired = dict.fromkeys(state["retired"])
         version, internal, gauss = state["rng"]
         self.rng.setstate((version, tuple(internal), gauss))
+
+
+def choose_trajectories(
+    policy: Policy,
+    buffer: ReplayBuffer,
+    question_ids: Sequence[str],
+    *,
+    method: str = "lowest",
+    temperature: float = 1.0,
+    token_budget: int = 16_384,
+    chunk_bytes: int = 256 * 2**20,
+) -> list[Trajectory]:
+    """One stored success of each question (step 3), all of them scored in one pass under the current policy.
+
+    method: as in `ReplayBuffer.choose`; "random" scores nothing. The rest: as in `policy.mean_entropies`."""
+    stored = [t for id in question_ids for t in buffer.stored[id]]
+    entropies = [math.nan] * len(stored)
+    if stored and method != "random":
+        entropies = mean_entropies(
+            policy,
+            [t.prompt_ids for t in stored],
+            [t.response_ids for t in stored],
+            temperature=temperature,
+            token_budget=token_budget,
+            chunk_bytes=chunk_bytes,
+        ).tolist()
+    chosen, start = [], 0
+    for id in question_ids:
+        end = start + len(buffer.stored[id])
+        chosen.append(buffer.choose(id, entropies[start:end], method=method))
+        start = end
+    return chosen

@@ -26,7 +26,7 @@ from nano_exgrpo.config import resolve
 from nano_exgrpo.loss import group_advantages
 from nano_exgrpo.optim import make_optimizer
 from nano_exgrpo.rollout import Trajectory
-from train import update_policy
+from nano_exgrpo.update import update_policy
 
 out, *cases = sys.argv[1:]
 distributed.start("cpu")
@@ -157,6 +157,7 @@ def test_save_on_two_resume_on_two(tmp_path):
     assert alone.returncode == 2 and "saved by 2 processes" in alone.stderr and "--nproc-per-node 2" in alone.stderr
 
 
+@pytest.mark.slow
 def test_uneven_shares_are_refused(tmp_path):
     status, _, err = run(2, *FLAGS, "--run", tmp_path / "r", "--questions-per-step", 3)
     assert status != 0 and "--questions-per-step 3 cannot be shared by 2 processes" in err

@@ -23,6 +23,9 @@ from tabular import exact_probabilities, outcomes, prompt, tabular_policy
 from test_policy import plain
 
 import train
+from nano_exgrpo import replay as replay_module
+from nano_exgrpo import toy
+from nano_exgrpo import update as update_module
 from nano_exgrpo.config import TrainConfig, resolve
 from nano_exgrpo.loss import exgrpo_loss, group_advantages
 from nano_exgrpo.policy import load_policy, token_logprobs
@@ -30,7 +33,7 @@ from nano_exgrpo.questions import InputError
 from nano_exgrpo.replay import ReplayBuffer
 from nano_exgrpo.rollout import Trajectory
 from nano_exgrpo.runlog import read_lines
-from train import update_policy
+from nano_exgrpo.update import update_policy
 
 # ------------------------------------------------------------------------------------------- helpers
 
@@ -281,8 +284,8 @@ class Script:
             self.left[gold] -= 1
             return float(self.left[gold] >= 0)
 
-        def choose(*args: Any) -> Any:
-            self.chosen.append(original.choose(*args))
+        def choose(*args: Any, **settings: Any) -> Any:
+            self.chosen.append(original.choose(*args, **settings))
             return self.chosen[-1]
 
         def update(policy: Any, optimizer: Any, groups: Any, advantages: Any, config: Any, *, clip_range: Any) -> Any:
@@ -446,13 +449,13 @@ def test_trajectory_choice_is_by_entropy_under_the_current_policy(tiny, monkeypa
     seen = 0
     original = train.choose_trajectories  # records into script.chosen
 
-    def check(policy: Any, buffer: ReplayBuffer, ids: Any, config: Any) -> Any:
+    def check(policy: Any, buffer: ReplayBuffer, ids: Any, **settings: Any) -> Any:
         nonlocal seen
-        chosen = original(policy, buffer, ids, config)
+        chosen = original(policy, buffer, ids, **settings)
         for id, t in zip(ids, chosen, strict=True):
             stored = buffer.stored[id]
             with torch.no_grad():
-                _, entropies = plain(policy, [s.prompt_ids for s in stored], [s.response_ids for s in stored], config.temperature)
+                _, entropies = plain(policy, [s.prompt_ids for s in stored], [s.response_ids for s in stored], settings["temperature"])
             means = [row[: len(s.response_ids)].mean().item() for row, s in zip(entropies, stored)]
             best = min(means) if method == "lowest" else max(means)
             assert t.entropy == pytest.approx(best, abs=1e-5) and t.replayed
@@ -504,8 +507,8 @@ def test_clip_of_fresh_rows_once_mixing_has_started(tiny, monkeypatch, tmp_path)
 
 def test_ablation_flags_reach_the_loss(tiny, monkeypatch, tmp_path):
     seen = []
-    original = train.exgrpo_loss
-    monkeypatch.setattr(train, "exgrpo_loss", lambda *a, **k: seen.append(k) or original(*a, **k))
+    original = update_module.exgrpo_loss
+    monkeypatch.setattr(update_module, "exgrpo_loss", lambda *a, **k: seen.append(k) or original(*a, **k))
     train.train(tiny_config(tmp_path, steps=1, shaping=False, importance_correction=False, beta=0.3, normalize_rows=False))
     assert {k: seen[0][k] for k in ("shaping", "importance_correction", "beta", "denominator")} == {
         "shaping": False, "importance_correction": False, "beta": 0.3, "denominator": 6,
@@ -533,8 +536,8 @@ def test_every_metric_equals_an_independent_recomputation(tiny, monkeypatch, tmp
 
     script = Script(monkeypatch, tmp_path, 16, lambda step, id: (int(id[1:]) * 7 + step) % 5)
     snapshots, scored = [], Counter()
-    update, entropies = train.update_policy, train.mean_entropies
-    monkeypatch.setattr(train, "mean_entropies", lambda p, ps, rs, **k: scored.update({script.step + 1: sum(map(len, rs))}) or entropies(p, ps, rs, **k))
+    update, entropies = train.update_policy, replay_module.mean_entropies
+    monkeypatch.setattr(replay_module, "mean_entropies", lambda p, ps, rs, **k: scored.update({script.step + 1: sum(map(len, rs))}) or entropies(p, ps, rs, **k))
     monkeypatch.setattr(train, "update_policy", lambda policy, *a, **k: snapshots.append(copy.deepcopy(policy)) or update(policy, *a, **k))
     rows = script.run(
         tmp_path, steps=6, group_size=4, start_threshold=-1.0, lr=1e-2, max_response_length=5, log_samples=-1, eval_every=3, temperature=0.9
@@ -815,7 +818,7 @@ def test_sigterm_to_the_script(tmp_path):
 
 def test_interrupt_during_warm_up_leaves_nothing_in_the_way(tiny, monkeypatch, tmp_path, capsys):
     """One sentence, exit code 130, and the same command starts anew without --overwrite."""
-    warm_up, ready = train.toy.warm_up, False
+    warm_up, ready = toy.warm_up, False
 
     def interrupted(policy: Any, examples: Any, *, on_step: Any, **settings: Any) -> None:
         def step(number: int, loss: float) -> None:
@@ -826,7 +829,7 @@ def test_interrupt_during_warm_up_leaves_nothing_in_the_way(tiny, monkeypatch, t
 
         warm_up(policy, examples, on_step=step, **settings)
 
-    monkeypatch.setattr(train.toy, "warm_up", interrupted)
+    monkeypatch.setattr(toy, "warm_up", interrupted)
     flags = flags_of(tiny_config(tmp_path, steps=1, warmup_steps=6, warmup_batch=2))
     assert train.main(flags) == 130
     err = capsys.readouterr().err
@@ -995,7 +998,7 @@ def test_other_errors_are_not_hidden(tiny, monkeypatch, tmp_path):
 
 def test_nan_gradients_stop_the_run_after_several_in_a_row(tiny, monkeypatch, tmp_path, capsys):
     """Steps 2 and 3 are bad and skipped, step 4 is good, and from step 5 on all are bad: the end is step 9."""
-    original, step = train.exgrpo_loss, 0
+    original, step = update_module.exgrpo_loss, 0
     update = train.update_policy
 
     def count(*args: Any, **kwargs: Any) -> Any:
@@ -1010,7 +1013,7 @@ def test_nan_gradients_stop_the_run_after_several_in_a_row(tiny, monkeypatch, tm
         return parts
 
     monkeypatch.setattr(train, "update_policy", count)
-    monkeypatch.setattr(train, "exgrpo_loss", poisoned)
+    monkeypatch.setattr(update_module, "exgrpo_loss", poisoned)
     config = tiny_config(tmp_path, steps=20)
     sentence = refuse(capsys, *flags_of(config))
     assert "NaN or infinite in 5 steps in a row" in sentence and "--lr" in sentence

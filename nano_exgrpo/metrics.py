@@ -1,0 +1,135 @@
+"""What is measured while training: nothing in here changes what is learned.
+
+Names are TRL's where it has the same quantity (`reward`, `entropy`, `clip_ratio`, `completions/mean_length`, …), so
+that runs can be compared. With several processes every figure is that of all of them together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nano_exgrpo import distributed
+from nano_exgrpo.config import TrainConfig
+from nano_exgrpo.policy import Policy, token_batches, token_logprobs
+from nano_exgrpo.replay import ReplayBuffer
+from nano_exgrpo.rollout import Trajectory
+from nano_exgrpo.runlog import read_lines
+from nano_exgrpo.stats import accuracy_interval
+
+
+def step_metrics(groups: Sequence[Sequence[Trajectory]], buffer: ReplayBuffer, *, scored_tokens: int) -> dict[str, Any]:
+    """Metrics of one step's groups, rewarded, and of the buffer after it.
+
+    reward: success rate of the fresh rollouts. questions/solved, /failed: shares of groups whose K trajectories, the
+    replayed one included, all succeed or all fail, and so have no gradient. num_tokens: of this step's rollouts.
+    scored_tokens: of stored successes that were scored to choose the replayed ones.
+    """
+    new = [t for group in groups for t in group if not t.replayed]
+    eligible = buffer.eligible()
+    sums = distributed.total(
+        {
+            "right": sum(t.reward for t in new),
+            "rollouts": len(new),
+            "tokens": sum(len(t.response_ids) for t in new),
+            "truncated": sum(t.truncated for t in new),
+            "groups": len(groups),
+            "solved": sum(all(t.reward == 1 for t in group) for group in groups),
+            "failed": sum(all(t.reward == 0 for t in group) for group in groups),
+            "replayed": sum(t.replayed for group in groups for t in group),
+            "stored": len(buffer.stored),
+            "trajectories": len(buffer),
+            "retired": len(buffer.retired),
+            "scored": scored_tokens,
+            **{f"bucket {k}": len(eligible.get(k, ())) for k in range(1, buffer.group_size)},
+        }
+    )
+    return {
+        "reward": sums["right"] / sums["rollouts"],
+        "questions/solved": sums["solved"] / sums["groups"],
+        "questions/failed": sums["failed"] / sums["groups"],
+        "completions/mean_length": sums["tokens"] / sums["rollouts"],
+        "completions/clipped_ratio": sums["truncated"] / sums["rollouts"],
+        "replay/questions": int(sums["replayed"]),
+        "buffer/questions": int(sums["stored"]),
+        "buffer/trajectories": int(sums["trajectories"]),
+        "buffer/retired": int(sums["retired"]),
+        "buffer/buckets": {k: int(sums[f"bucket {k}"]) for k in range(1, buffer.group_size) if sums[f"bucket {k}"]},
+        "rollouts": int(sums["rollouts"]),
+        "num_tokens": int(sums["tokens"]),
+        "scored_tokens": int(sums["scored"]),
+    }
+
+
+def sample_rows(policy: Policy, groups: Sequence[Sequence[Trajectory]], config: TrainConfig) -> list[dict[str, Any]]:
+    """Rows of samples.jsonl: the first trajectories of this step, under the policy that produced them."""
+    everything = [t for group in groups for t in group]
+    logged = everything if config.log_samples < 0 else everything[: config.log_samples]
+    rows: list[dict[str, Any]] = [{} for _ in logged]
+    lengths = [len(t.prompt_ids) + len(t.response_ids) for t in logged]
+    for batch in token_batches(lengths, config.train_batch_tokens):
+        with torch.no_grad():
+            _, entropies, _ = token_logprobs(
+                policy,
+                [logged[i].prompt_ids for i in batch],
+                [logged[i].response_ids for i in batch],
+                temperature=config.temperature,
+                chunk_bytes=config.logits_megabytes * 2**20,
+            )  # [B, T]
+        for place, i in enumerate(batch):
+            t = logged[i]
+            values = entropies[place, : len(t.response_ids)].cpu()  # [T]
+            t.entropy = values.mean().item()
+            rows[i] = {
+                "question": t.question_id,
+                "prompt": policy.tokenizer.decode(t.prompt_ids),
+                "response": t.text,
+                "reward": t.reward,
+                "entropy": round(t.entropy, 5),
+                "replayed": t.replayed,
+                "truncated": t.truncated,
+                "tokens": [policy.tokenizer.decode([id]) for id in t.response_ids.tolist()],
+                "token_entropies": [round(value, 4) for value in values.tolist()],
+            }
+    return rows
+
+
+def eval_metrics(rewards: list[list[float]]) -> dict[str, Any]:
+    """rewards: of each question's samples."""
+    accuracy = accuracy_interval(rewards)
+    return {"eval/accuracy": accuracy.value, "eval/low": accuracy.low, "eval/high": accuracy.high, "eval/questions": len(rewards)}
+
+
+def summary(run: Path, config: TrainConfig) -> str:
+    rows = [row for row in read_lines(run / "metrics.jsonl") if "eval/accuracy" in row]
+    first, last = rows[0], rows[-1]
+    return (
+        f"\nheld-out accuracy {first['eval/accuracy']:.3f} -> {last['eval/accuracy']:.3f} "
+        f"[{last['eval/low']:.3f}, {last['eval/high']:.3f}] on {last['eval/questions']} questions after {last['step']} steps\n"
+        f"curves: {run / 'curves.png'}   samples: {run / 'samples.jsonl'}   model: {run / 'model'}"
+    )
+
+
+class Stopwatch:
+    """Seconds spent between laps."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        self.seconds[name] = now - self.last
+        self.last = now
+
+    def total(self, *names: str) -> float:
+        return sum(self.seconds[name] for name in names)
+
+    def metrics(self) -> dict[str, float]:
+        return {f"time/{name}": round(value, 4) for name, value in self.seconds.items()}
