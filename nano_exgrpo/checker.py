@@ -147,18 +147,18 @@ def reward(response: str, gold: str) -> float:
 
 def explain(gold: str, response: str) -> str:
     """How the verdict on a response comes about, stage by stage, for people to read."""
-    from nano_exgrpo.latex import ParseError, parse
-    from nano_exgrpo.tree import show
+    from nano_exgrpo.latex import ParseError, parse, parse_latex
     from nano_exgrpo.tree import show
 
     answer = extract_answer(response)
     lines = [f"extracted   {answer!r}"]
     if answer is not None:
         for name, text in (("gold", gold), ("answer", answer)):
-            try:
-                lines.append(f"{name:<12}{show(parse(text))}")
-            except ParseError as error:
-                lines.append(f"{name:<12}not parsed ({error})")
+            for what, form in ((name, lambda: show(parse(text))), ("  in sympy", lambda: parse_latex(text))):
+                try:
+                    lines.append(f"{what:<12}{form()}")
+                except ParseError as error:
+                    lines.append(f"{what:<12}none ({error})")
         lines.append(f"why         {_compare(gold, answer)[1]}")
     return "\n".join([*lines, f"reward      {reward(response, gold)}"])
 

@@ -16,49 +16,31 @@ A verdict has a budget of work (see `values`), so it comes in milliseconds whate
 
 from __future__ import annotations
 
-from fractions import Fraction
-
-from nano_exgrpo.expressions import TRANSPOSED
+from nano_exgrpo.arithmetic import Undefined
+from nano_exgrpo.comparison import Comparison
 from nano_exgrpo.reals import FLIPPED, RealLine
-from nano_exgrpo.tree import (Based, Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, Sym, choose_signs, contents,
-                              count_signs, infinity, is_constant, is_label, is_word_label, negative_base, same_function,
-                              show, substitute, symbols, without_letter_unit)
-from nano_exgrpo.values import NOISE, Evaluator, Undefined, close, sample
+from nano_exgrpo.tree import (Based, Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, choose_signs, contents,
+                              count_signs, has_matrix, is_constant, is_label, is_word_label, matrix_rows,
+                              same_function, show, substitute)
 
 BUDGET = 8_000              # work units of one verdict, some 5 microseconds each
-POINTS = 7                  # random points for expressions with symbols
-WHOLE_POINTS = 41           # whole numbers for expressions with floors: all from 1 to 41
 MAX_ITEMS = 64              # of a list or set
-LITERAL_DIGITS = 12         # a decimal literal of so many right digits stands for the exact value
-STEPS = {"floor", "ceil", "mod"}
-WHOLE = STEPS | {"factorial", "factorial2", "binom", "sum", "prod", "gcd", "lcm"}   # mean little off the integers
-OPAQUE = {"call", "sub", "int", "lim", "sum", "prod"}                              # have random values (see `values`)
 PLUS_MINUS = {"pm", "mp"}
 
 
-def difference(rel: Rel) -> Op:
-    """Left side minus right side."""
-    return Op("+", (rel.terms[0], Op("neg", (rel.terms[1],))))
-
-
-class Judge:
+class Judge(Comparison):
     """One verdict: `why` says, for people, what decided it."""
 
     def __init__(self, gold: Node, answer: Node):
+        super().__init__([BUDGET])
         self.gold, self.answer = gold, answer
-        self.budget = [BUDGET]
         self.line = RealLine(self.budget)
-        self.why = ""
 
     def verdict(self) -> bool:
         try:
             return self.equal(self.gold, self.answer)
         except Undefined as error:
             return self.no(f"no value: {error}")
-
-    def no(self, why: str) -> bool:
-        self.why = why                                           # the outermost reason is noted last
-        return False
 
     # -- dispatch by kind
 
@@ -82,7 +64,7 @@ class Judge:
                 return self.sets_equal(*sets) or self.no("they are different sets of real numbers")
         if isinstance(a, Rel) or isinstance(b, Rel):
             return self.relations(a, b)
-        if isinstance(a, Seq) or isinstance(b, Seq) or self.has_matrix(a) or self.has_matrix(b):
+        if isinstance(a, Seq) or isinstance(b, Seq) or has_matrix(a) or has_matrix(b):
             return self.containers(a, b)
         if isinstance(a, Ratio) or isinstance(b, Ratio):
             return self.ratios(a, b) or self.no("different ratios or times")
@@ -200,69 +182,10 @@ class Judge:
         """Whether an equality says something: `0 = 0` and `y = y` do not."""
         return not any(self.equal(x, y) for x, y in zip(rel.terms, rel.terms[1:]))
 
-    def proportion(self, a: Rel, b: Rel):
-        """The constant c != 0 with (left - right of a) = c (left - right of b), or None."""
-        if not all(isinstance(t, Num | Sym | Op) for r in (a, b) for t in r.terms):
-            return None
-        sides = difference(a), difference(b)
-        names, heads = map(set.union, contents(sides[0]), contents(sides[1]))
-        if not names and not heads & OPAQUE:
-            return None
-        ratios = []
-        for index in range(POINTS):
-            at = Evaluator(index, bool(heads & WHOLE), self.budget)
-            try:
-                top, bottom = at.value(sides[0]), at.value(sides[1])
-                if top == 0 or bottom == 0 or at.magnitude(top) < -3 * NOISE or at.magnitude(bottom) < -3 * NOISE:
-                    return None
-                ratios.append(at.op_div(top, bottom))
-            except Undefined:
-                continue
-        if len(ratios) < 3 or not all(close(at, r, ratios[0]) for r in ratios):
-            return None
-        ratio = at.num(ratios[0])
-        return None if isinstance(ratio, at.ctx.mpc) else ratio
-
-    def cleared_of_fractions(self, a: Rel, b: Rel) -> bool:
-        """Whether one equation is the other times a factor that makes no new solution: `y = 1/x` and `xy = 1`.
-
-        In each symbol the quotient of the two must be constant, a power or linear, so that its zero is known; there
-        the equation with the extra factor must not hold, as `x(y - 1) = 0` does besides `y = 1`.
-        """
-        if not all(isinstance(t, Num | Sym | Op) for r in (a, b) for t in r.terms):
-            return False
-        sides = difference(a), difference(b)
-        return all(self.harmless_factor(sides, name, index)
-                   for name in sorted(symbols(sides[0]) | symbols(sides[1])) for index in range(3))
-
-    def harmless_factor(self, sides: tuple[Op, Op], name: str, index: int) -> bool:
-        """Whether the quotient of two expressions is constant in a symbol, or has a zero that is none of theirs."""
-        at = Evaluator(index, False, self.budget)
-        start = sample(name, index, False)
-        quotients = []
-        for multiple in (1, 2, 3):
-            at.env[name] = multiple * start
-            quotients.append(at.op_div(at.value(sides[0]), at.value(sides[1])))
-        for extra, (q1, q2, q3) in ((sides[0], quotients), (sides[1], [at.op_div(Fraction(1), q) for q in quotients])):
-            if close(at, q1, q2) and close(at, q1, q3):
-                return True
-            if any(close(at, q2 / q1, Fraction(2) ** k) and close(at, q3 / q1, Fraction(3) ** k) for k in range(1, 5)):
-                zero = Fraction(0)
-            elif close(at, q2 - q1, q3 - q2):
-                zero = start - start * q1 / (q2 - q1)
-            else:
-                continue
-            at.env[name] = zero
-            try:
-                return not close(at, at.value(extra), Fraction(0), extra, Num(Fraction(0)))
-            except Undefined:
-                return self.budget[0] > 0
-        return False
-
     # -- containers
 
     def containers(self, a: Node, b: Node) -> bool:
-        if self.has_matrix(a) or self.has_matrix(b):
+        if has_matrix(a) or has_matrix(b):
             return self.matrices(a, b)
         if isinstance(a, Seq) and isinstance(b, Seq):
             if a.kind == b.kind == "tuple":
@@ -324,51 +247,19 @@ class Judge:
 
     # -- matrices
 
-    def has_matrix(self, node: Node) -> bool:
-        if isinstance(node, Op):
-            return node.head in ("+", "*", "/", "neg", "^") and any(map(self.has_matrix, node.args))
-        return isinstance(node, Matrix)
-
     def matrices(self, a: Node, b: Node) -> bool:
         rows = []
         for node in (a, b):
             if isinstance(node, Seq) and node.kind == "tuple" and node.ends in ("()", "[]"):
                 nested = all(isinstance(item, Seq) and item.kind == "tuple" for item in node.items)   # [[1, 2], [3, 4]]
                 node = Matrix([item.items if nested else [item] for item in node.items])
-            rows.append(self.rows(node))
+            rows.append(matrix_rows(node))
         if isinstance(a, Seq) or isinstance(b, Seq):                 # a vector written as a tuple: row or column
             rows = [[[cell] for cell in r[0]] if r and len(r) == 1 else r for r in rows]
         if not all(rows) or [len(r) for r in rows[0]] != [len(r) for r in rows[1]]:
             return self.no("matrices of different shape")
         pairs = [(x, y) for left, right in zip(*rows) for x, y in zip(left, right)]
         return all(self.equal(x, y) for x, y in pairs) or self.no("an entry of the matrices differs")
-
-    def rows(self, node: Node) -> list[list] | None:
-        """The entries of a matrix expression; None for a scalar."""
-        if isinstance(node, Matrix):
-            return node.rows if len(node.rows) * len(node.rows[0]) <= MAX_ITEMS else None
-        if not isinstance(node, Op) or not self.has_matrix(node):
-            return None
-        parts = [self.rows(arg) for arg in node.args]
-        head, args = node.head, node.args
-        if head == "neg":
-            return [[Op("neg", (cell,)) for cell in row] for row in parts[0]]
-        if head == "+" and all(parts) and len({(len(p), len(p[0])) for p in parts}) == 1:
-            return [[Op("+", cells) for cells in zip(*rows)] for rows in zip(*parts)]
-        if head == "/" and parts[0] and not parts[1]:
-            return [[Op("/", (cell, args[1])) for cell in row] for row in parts[0]]
-        if head == "*":
-            scalars = tuple(arg for arg, part in zip(args, parts) if part is None)
-            matrices = [part for part in parts if part]
-            if len(matrices) == 1:
-                return [[Op("*", (*scalars, cell)) for cell in row] for row in matrices[0]]
-            if len(matrices) == 2 and not scalars and len(matrices[0][0]) == len(matrices[1]):
-                columns = list(zip(*matrices[1]))
-                return [[Op("+", tuple(Op("*", pair) for pair in zip(row, column))) for column in columns]
-                        for row in matrices[0]]
-        if head == "^" and parts[0] and args[1] in TRANSPOSED:
-            return [list(column) for column in zip(*parts[0])]
-        return None
 
     def sets_equal(self, a: tuple, b: tuple) -> bool:
         if a[0] and b[0] and a[0] != b[0]:
@@ -383,87 +274,3 @@ class Judge:
                 if (x is None) != (y is None) or x is not None and not self.scalars(x, y):
                     return False
         return True
-
-    # -- scalars
-
-    def scalars(self, a: Node, b: Node) -> bool:
-        """Whether two numbers or expressions are equal."""
-        if not isinstance(a, Num | Sym | Op) or not isinstance(b, Num | Sym | Op):
-            return self.no("one is a value, the other is not")
-        if isinstance(a, Num) and isinstance(b, Num):
-            return a.value == b.value or self.no("different rational numbers")
-        if infinity(a) or infinity(b):
-            return infinity(a) == infinity(b) or self.no("only one is infinite")
-        percents = [isinstance(n, Op) and n.head == "percent" for n in (a, b)]
-        if any(percents):
-            return self.percents(a, b, percents)
-        if self.same_value(a, b):
-            return True
-        for x, y in ((a, b), (b, a)):
-            if isinstance(x, Op) and x.head == "degree" and "pi" in contents(y)[1] and "degree" not in contents(y)[1]:
-                return self.same_value(Op("radians", x.args), y)
-        stripped = without_letter_unit(b)
-        if stripped is not None and not symbols(a):
-            return self.same_value(a, stripped)
-        return self.no("the values differ")
-
-    def percents(self, a: Node, b: Node, percents: list[bool]) -> bool:
-        if all(percents):
-            return self.scalars(a.args[0], b.args[0])
-        number, other = (a.args[0], b) if percents[0] else (b.args[0], a)
-        if self.same_value(Op("percent", (number,)), other):
-            return True
-        at = Evaluator(0, False, self.budget)
-        dropped = not symbols(number) and abs(at.num(at.value(number))) >= 1 and self.same_value(number, other)
-        return dropped or self.no("p% is p/100")
-
-    def same_value(self, a: Node, b: Node) -> bool:
-        """Equality at random points, exact wherever the values are rational."""
-        if a == b:
-            return True
-        names, heads = map(set.union, contents(a), contents(b))
-        if not names and not heads & OPAQUE:
-            at = Evaluator(0, False, self.budget)
-            try:
-                x, y = at.value(a), at.value(b)
-            except Undefined as error:
-                return self.no(f"no value: {error}")
-            return close(at, x, y, a, b) or self.literal(at, x, y, a, b)
-        whole = bool(heads & WHOLE) or negative_base(a) or negative_base(b)
-        one_absolute = ("abs" in contents(a)[1]) != ("abs" in contents(b)[1])
-        complex_allowed = "i" in heads
-        good = complex_good = 0
-        complex_bad = False
-        points = POINTS
-        if whole and not heads & {"sum", "prod"}:
-            points = WHOLE_POINTS if heads & STEPS else 2 * POINTS
-        for index in range(points):
-            if complex_allowed and index >= 4 and not whole:
-                break                                       # branch cuts: explicit i, positive symbols only
-            at = Evaluator(index, whole, self.budget)
-            try:
-                (x, real_x), (y, real_y) = at.value_and_real(a), at.value_and_real(b)
-            except Undefined:
-                if self.budget[0] < 0:
-                    raise
-                continue
-            same = close(at, x, y, a, b)
-            if one_absolute and real_x != real_y:               # ln|x| and ln x: an absolute value widens the domain
-                return False
-            if complex_allowed or real_x and real_y:
-                if not same:
-                    return False
-                good += 1
-            else:
-                complex_good, complex_bad = complex_good + same, complex_bad or not same
-        return good >= 2 or complex_good >= 2 and not complex_bad
-
-    def literal(self, at: Evaluator, x, y, a: Node, b: Node) -> bool:
-        """A decimal literal of at least `LITERAL_DIGITS` digits against an exact value that it rounds to."""
-        for node, other in ((a, b), (b, a)):
-            if isinstance(node, Num) and node.digits >= LITERAL_DIGITS and not (isinstance(other, Num)):
-                difference, size = abs(at.num(x) - at.num(y)), abs(at.num(node.value))
-                unit = at.ctx.mpf(10) ** (int(at.ctx.floor(at.ctx.log10(size))) + 1 - node.digits)
-                if difference <= unit:
-                    return True
-        return False

@@ -1,4 +1,4 @@
-"""Stage 2 of the answer checker, upper half: tokens -> tree, by recursive descent.
+"""Stage 2 of the answer checker, last third: answers; tokens -> tree, by recursive descent.
 
 The grammar, loosest binding first; each rule is one method of `Parser`, in this order:
 
@@ -8,7 +8,7 @@ The grammar, loosest binding first; each rule is one method of `Parser`, in this
     ratio     := set (":" set)*                                              3:4, 7:30
     set       := quantity (("cup" | "cap" | "setminus") quantity)*           (0,1) cup {3}
     quantity  := currency? sum unit? ("and"? number unit)*                   5 cm, $5, 1 hour 30 minutes
-    sum       := ...                                                         see `expressions`, the lower half
+    sum       := ...                                                         see `expressions`
     label     := words, where a value is expected                            Area = 5; "all real numbers"
     bracket   := "(" | "[" | "]" clause ("," clause)* ")" | "]" | "["        a group, a tuple or an interval
     braces    := "{" answer? "}" | "{" clause "|" answer "}"                 a set
@@ -21,11 +21,17 @@ height of the tree are bounded, so that parsing takes milliseconds and nothing a
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
-from nano_exgrpo.expressions import MAX_TOKENS, NEGATIVE, POSITIVE, ExpressionParser, ParseError
+from nano_exgrpo.commands import NEGATIVE, POSITIVE
+from nano_exgrpo.cursor import MAX_TOKENS, ParseError
+from nano_exgrpo.expressions import ExpressionParser
 from nano_exgrpo.tokens import MAX_CHARS, Token, tokenize
 from nano_exgrpo.tree import Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, Sym, height
 from nano_exgrpo.units import Unit, parse_unit
+
+if TYPE_CHECKING:
+    import sympy
 
 MAX_HEIGHT = 80          # of the tree
 QUALIFIERS = {"for", "where", "with"}
@@ -53,6 +59,20 @@ def parse(text: str, lists: bool = False) -> Node:
     if len(text) > MAX_CHARS:
         raise ParseError(f"longer than {MAX_CHARS} characters")
     return parse_tokens(tokenize(text, lists))
+
+
+def parse_latex(text: str) -> sympy.Basic:
+    """The sympy object of an answer; see `sympy_form.to_sympy`.
+
+    >>> parse_latex(r"\\frac{x^2-1}{2\\sqrt{8}}")
+    sqrt(2)*(x**2 - 1)/8
+
+    Raises:
+        ParseError: the text does not parse, or sympy has no such object of bounded size.
+    """
+    from nano_exgrpo.sympy_form import to_sympy                # sympy takes a moment to import
+
+    return to_sympy(parse(text))
 
 
 def parse_tokens(tokens: list[Token]) -> Node:

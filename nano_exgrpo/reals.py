@@ -10,8 +10,9 @@ from __future__ import annotations
 from fractions import Fraction
 from functools import cmp_to_key
 
+from nano_exgrpo.arithmetic import Undefined
 from nano_exgrpo.tree import Node, Num, Op, Rel, Seq, Sym, infinity, is_constant, is_label, symbols
-from nano_exgrpo.values import Evaluator, Undefined, close
+from nano_exgrpo.values import Evaluator, close
 
 MAX_PIECES = 64
 INEQUALITIES = {"<", ">", "<=", ">=", "!="}

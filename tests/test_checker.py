@@ -236,7 +236,8 @@ def test_handed_cases(tmp_path, monkeypatch):
     assert [g for g in golds if not is_equal(g, g)] == []
 
 
-FRONT_END = ["tokens", "units", "tree", "expressions", "latex", "values", "reals", "equality", "words", "checker"]
+FRONT_END = ("tokens units tree cursor commands expressions latex sympy_form arithmetic values reals comparison equality "
+             "words checker").split()
 
 
 def test_only_the_standard_library_and_sympy_are_imported():

@@ -7,7 +7,7 @@ import pytest
 import sympy
 
 from nano_exgrpo.checker import is_equal
-from nano_exgrpo.expressions import MAX_DEPTH
+from nano_exgrpo.cursor import MAX_DEPTH
 from nano_exgrpo.latex import ParseError, parse
 from nano_exgrpo.tokens import tokenize
 from nano_exgrpo.tree import Based, Matrix, Num, Op, Quantity, Ratio, Rel, Seq, Sym
