@@ -18,7 +18,7 @@ from nano_exgrpo.values import Evaluator, close, sample
 
 POINTS = 7                  # random points for expressions with symbols
 WHOLE_POINTS = 41           # whole numbers for expressions with floors: all from 1 to 41
-MAX_FORMS = 4               # pairs of sympy forms that one verdict may compare, some 5 milliseconds each
+MAX_FORMS = 2               # pairs of sympy forms that one verdict may compare, mostly 5, at most some 80 milliseconds each
 LITERAL_DIGITS = 12         # a decimal literal of so many right digits stands for the exact value
 STEPS = {"floor", "ceil", "mod"}
 WHOLE = STEPS | {"factorial", "factorial2", "binom", "sum", "prod", "gcd", "lcm"}   # mean little off the integers

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 MAX_NODES = 120             # of a tree
 MAX_BITS = 20_000           # of the rational numbers in a whole power
 MAX_ROOT_BITS = 300         # ... in an argument of a root or function, where sympy looks for factors
-MAX_TERMS = 150             # of an expansion
+MAX_TERMS = 40              # of an expansion
+MAX_POWER = 8               # ... of a sum
 DIGITS = 100                # to which a canonical difference may be computed
 
 _FUNCTIONS = {   # head: sympy's name
@@ -41,7 +42,7 @@ _RELATIONS = {"=": "Eq", "!=": "Ne", "<": "Lt", ">": "Gt", "<=": "Le", ">=": "Ge
 _SETS = {"cup": "Union", "cap": "Intersection", "setminus": "Complement"}
 
 
-# What sympy raises where objects do not fit: a set in a sum, matrices of different shape, a comparison of complexes.
+# What sympy, and our own arithmetic, raise where objects do not fit: a set in a sum, matrices of different shape, a comparison of complexes.
 _ERRORS = ArithmeticError, AttributeError, NotImplementedError, RecursionError, TypeError, ValueError
 
 
@@ -100,7 +101,10 @@ class _Builder:
             case Rel():
                 return self.relation(node)
             case Matrix():
-                return self.sympy.ImmutableMatrix([[self.build(cell) for cell in row] for row in node.rows])
+                rows = [[self.build(cell) for cell in row] for row in node.rows]
+                if not all(isinstance(cell, self.sympy.Expr) for row in rows for cell in row):
+                    raise NoForm("a matrix of other things than expressions")
+                return self.sympy.ImmutableMatrix(rows)
             case Based() if node.base.isdigit() and 2 <= int(node.base) <= 36 and node.digits.isdigit():
                 if max(map(int, node.digits)) < int(node.base):
                     return self.sympy.Integer(int(node.digits, int(node.base)))
@@ -267,6 +271,7 @@ def same_form(a: Node, b: Node) -> bool | None:
         if difference == 0:
             return True
         if difference.is_number and not difference.has(sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit):
+            Evaluator(0, True, [2_000]).value(Op("+", (a, b)))       # Undefined where evalf could take long
             return False if difference.evalf(5, maxn=DIGITS, strict=True) != 0 else None
     except _ERRORS:
         pass                                                         # among them sympy's PrecisionExhausted
@@ -290,8 +295,10 @@ def _terms(form: sympy.Expr) -> int:
         count = sum(inner)
     elif form.is_Mul:
         count = math.prod(inner)
-    elif form.is_Pow and form.exp.is_Integer and inner[0] > 1:
-        power = min(abs(int(form.exp)), MAX_TERMS)
+    elif form.is_Pow and form.exp.is_Rational and inner[0] > 1:
+        power = abs(int(form.exp))                                   # (x + y)^(5/2) is expanded, too
+        if power > MAX_POWER:
+            raise NoForm(f"a sum to the power of more than {MAX_POWER}")
         count = math.comb(inner[0] + power - 1, power)
     else:
         count = 1
