@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-
 from nano_exgrpo.questions import InputError
 from nano_exgrpo.runlog import read_config
 
@@ -69,8 +67,8 @@ class TrainConfig:
     grad_clip: float = setting(1.0, "largest gradient norm", paper=1.0)
     # ---- memory and speed
     device: str = setting("auto", "auto (CUDA, then MPS, then CPU), or a torch device")
-    dtype: str = setting("auto", "float32, or bfloat16: products in bf16 on fp32 weights, but bf16 weights with adamw8bit or LoRA; auto: bfloat16 on CUDA", choices=("auto", "float32", "bfloat16"))
-    optimizer: str = setting("adamw", "adamw, or adamw8bit: 8-bit moments, and bf16 weights rounded stochastically (needs torchao)", choices=("adamw", "adamw8bit"))
+    dtype: str = setting("auto", "float32, or bfloat16: products in bf16 on fp32 weights, but bf16 weights with adamw16, adamw8bit or LoRA; auto: bfloat16 on CUDA", choices=("auto", "float32", "bfloat16"))
+    optimizer: str = setting("adamw", "adamw; adamw16: bf16 weights and moments, rounded stochastically; adamw8bit: bf16 weights, 8-bit moments (needs torchao)", choices=("adamw", "adamw16", "adamw8bit"))
     lora_rank: int = setting(0, "train adapters of this rank on frozen weights, with about ten times the lr (needs peft); 0: train all weights")
     sampler: str = setting("generate", "rollouts by HF generate, or by our own loop over tokens (decode.py): the same distribution, faster", choices=("generate", "loop"))
     train_batch_tokens: int = setting(8192, "tokens, padding included, in one forward and backward")
@@ -147,11 +145,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         toy_largest=5, toy_fewest_terms=3, toy_most_terms=5, toy_questions=1500, toy_demonstrations=20_000, held_out=300,
         toy_hidden=64, toy_layers=2, toy_skill_steps=500, warmup_steps=120, warmup_lr=8e-4,
     ),
-    # Qwen2.5-Math-1.5B, all weights, on one 24 GB card: estimated peak 20 GB, in rollouts (--dry-run). fp32 weights
-    # with their gradients and moments would take 25 GB by themselves, hence bf16 weights and 8-bit moments.
+    # Qwen2.5-Math-1.5B, all weights, on one 24 GB card: estimated peak 17 GB, in the update (--dry-run). fp32 weights
+    # with their gradients and moments would take 25 GB by themselves, hence bf16 with stochastic rounding.
     "24gb": dict(
-        steps=200, questions_per_step=32, max_prompt_length=512, max_response_length=1024, rollout_batch=256,
-        train_batch_tokens=8192, gradient_checkpointing=True, save_every=20, max_per_question=8, optimizer="adamw8bit",
+        steps=200, questions_per_step=32, max_prompt_length=512, max_response_length=1024, rollout_batch=128,
+        train_batch_tokens=8192, gradient_checkpointing=True, save_every=20, max_per_question=8, optimizer="adamw16",
     ),
     # The same with LoRA on one 12 GB card: estimated peak 8 GB.
     "12gb": dict(
@@ -214,8 +212,6 @@ def resolve(given: dict[str, Any]) -> TrainConfig:
     preset = given.get("preset", "auto")
     if preset == "auto":
         preset = "toy" if model == "toy" else "24gb"
-        if preset == "24gb" and not torch.cuda.is_available():
-            given = {"optimizer": "adamw", **given}  # no card to fit into, so no need for torchao
     config = TrainConfig(**{**PRESETS[preset], **given, "preset": preset})
     if not config.data:
         config.data = "" if model == "toy" else "openai/gsm8k:main"

@@ -85,7 +85,7 @@ def estimate(
     adapters = config.lora_rank * shape.layers * ((h + q) + 2 * (h + kv) + (q + h) + 2 * (h + i) + (i + h))
     trained = adapters if config.lora_rank else shape.weights
     trained_width = 4 if config.lora_rank else width
-    moments = trained * (2 * (1 + 4 / 256) if config.optimizer == "adamw8bit" else 8)
+    moments = trained * {"adamw": 8, "adamw16": 2 * width, "adamw8bit": 2 * (1 + 4 / 256)}[config.optimizer]
 
     # What autograd keeps of a layer for each token, in bytes. Two norms keep their input, the normalised and the
     # scaled values; attention its inputs (keys and values repeated to the queries' heads) and its output, twice;
@@ -154,6 +154,7 @@ def suggest(
         change(f"--rollout-batch {half}", rollout_batch=half)
     change("--gradient-checkpointing", gradient_checkpointing=True)
     change("--train-batch-tokens 2048", train_batch_tokens=min(2048, config.train_batch_tokens))
+    change("--dtype bfloat16 --optimizer adamw16", dtype="bfloat16", optimizer="adamw16")
     change("--dtype bfloat16 --optimizer adamw8bit", dtype="bfloat16", optimizer="adamw8bit")
     change("--dtype bfloat16 --optimizer adamw --lora-rank 32", dtype="bfloat16", optimizer="adamw", lora_rank=32)
     while config.rollout_batch > 1 and total() > limit:
@@ -163,7 +164,7 @@ def suggest(
         if config is before:
             break
     if any("--lora-rank" in f for f in flags):
-        flags = [f for f in flags if f != "--dtype bfloat16 --optimizer adamw8bit"]
+        flags = [f for f in flags if not f.startswith("--dtype bfloat16 --optimizer adamw8bit")]
     return flags, total()
 
 

@@ -6,6 +6,7 @@ Reinforcement learning takes steps of about lr = 1e-6 a weight. bf16 has 8 signi
     --dtype     --optimizer  weights        products  optimiser state   bytes a weight, gradient and 8-bit scales included
     float32     adamw        fp32           fp32      fp32              16
     bfloat16    adamw        fp32           bf16      fp32              16, and 2 for bf16 copies while computing
+    bfloat16    adamw16      bf16           bf16      bf16               8
     bfloat16    adamw8bit    bf16           bf16      8 bit              6
     bfloat16    either       bf16, frozen   bf16      of the adapters    2, with --lora-rank (adapters in fp32)
 
@@ -36,24 +37,65 @@ def resolve_dtypes(dtype: str, optimizer: str, lora_rank: int, device: torch.dev
         return torch.float32, None
     if lora_rank:
         return torch.bfloat16, torch.bfloat16
-    return (torch.bfloat16, None) if optimizer == "adamw8bit" else (torch.float32, torch.bfloat16)
+    return (torch.float32, torch.bfloat16) if optimizer == "adamw" else (torch.bfloat16, None)
 
 
 def make_optimizer(parameters: Iterable[Tensor], name: str, *, lr: float, weight_decay: float) -> torch.optim.Optimizer:
     """AdamW on what requires a gradient. name "adamw": torch's, fused, which needs no copies of all weights as the
-    foreach form does. "adamw8bit": torchao's, its two moments in 8 bits, with stochastic rounding of bf16 weights.
+    foreach form does. "adamw16": `StochasticAdamW`. "adamw8bit": torchao's, its two moments in 8 bits, with stochastic rounding of bf16 weights.
 
     Raises InputError where torchao is missing, ValueError for bf16 weights with "adamw"."""
     trained = [p for p in parameters if p.requires_grad]
     if name == "adamw8bit":
         kind, settings = adamw8bit_class(trained[0].device), {"lr": torch.tensor(lr), "bf16_stochastic_round": True}
+    elif name == "adamw16":
+        kind, settings = StochasticAdamW, {"lr": lr}
     elif any(p.dtype == torch.bfloat16 for p in trained):
-        raise ValueError("bf16 weights would lose steps of 1e-6 under plain AdamW; train them with adamw8bit")
+        raise ValueError("bf16 weights would lose steps of 1e-6 under plain AdamW; train them with adamw16 or adamw8bit")
     else:
         kind, settings = torch.optim.AdamW, {"lr": lr, "fused": True}
     if world_size() > 1:  # each process keeps the moments of its share of the weights
         return ZeroRedundancyOptimizer(trained, kind, weight_decay=weight_decay, **settings)
     return kind(trained, weight_decay=weight_decay, **settings)
+
+
+class StochasticAdamW(torch.optim.Optimizer):
+    """AdamW whose weights and moments are kept in the weights' own dtype. Each step is computed in fp32 and, for
+    bf16, rounded stochastically: moments too lose a change of a thousandth (1 − β₂) under plain rounding."""
+
+    def __init__(
+        self, parameters: Any, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
+    ) -> None:  # fmt: skip
+        super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for parameter in (p for p in group["params"] if p.grad is not None):
+                state = self.state[parameter]
+                if not state:
+                    state.update(step=0, exp_avg=torch.zeros_like(parameter), exp_avg_sq=torch.zeros_like(parameter))
+                state["step"] += 1
+                correction1, correction2 = 1 - beta1 ** state["step"], 1 - beta2 ** state["step"]
+                tensors = (parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"])
+                # In pieces, so that the fp32 copies of a large embedding do not fill the memory that bf16 saved.
+                for w, g, m, v in zip(*(t.view(-1).split(2**24) for t in tensors), strict=True):
+                    gradient = g.float()
+                    first = m.float().lerp_(gradient, 1 - beta1)
+                    second = v.float().lerp_(gradient * gradient, 1 - beta2)
+                    weight = w.float().mul_(1 - group["lr"] * group["weight_decay"])
+                    weight.addcdiv_(first, (second / correction2).sqrt_().add_(group["eps"]), value=-group["lr"] / correction1)
+                    for kept, exact in ((w, weight), (m, first), (v, second)):
+                        kept.copy_(round_stochastically(exact) if kept.dtype == torch.bfloat16 else exact)
+
+
+def round_stochastically(exact: Tensor) -> Tensor:
+    """fp32 → bf16: to one of the two neighbours, each with the probability that makes the mean exact.
+
+    bf16 is the upper half of an fp32's bits, so it is enough to add a random lower half and cut."""
+    noise = torch.randint(0, 2**16, exact.shape, dtype=torch.int32, device=exact.device)
+    return ((exact.view(torch.int32) + noise) & -(2**16)).view(torch.float32).bfloat16()
 
 
 def own_part(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -12,12 +12,12 @@ from conftest import ROOT, build, ragged, tiny_toy
 
 from nano_exgrpo.checkpoint import save_model
 from nano_exgrpo.lora import adapter_state, add_lora, has_lora, load_adapter, plain_state_dict
-from nano_exgrpo.optim import make_optimizer, resolve_dtypes
+from nano_exgrpo.optim import StochasticAdamW, make_optimizer, resolve_dtypes, round_stochastically
 from nano_exgrpo.policy import load_policy, token_logprobs
 from nano_exgrpo.questions import InputError
 
 CPU = torch.device("cpu")
-MODES = [("float32", "adamw"), ("bfloat16", "adamw"), ("float32", "adamw8bit"), ("bfloat16", "adamw8bit")]
+MODES = [("float32", "adamw"), ("bfloat16", "adamw"), ("float32", "adamw16"), ("bfloat16", "adamw16"), ("float32", "adamw8bit"), ("bfloat16", "adamw8bit")]
 
 
 def need(package):
@@ -63,10 +63,31 @@ def test_plain_bf16_loses_them_and_is_not_offered():
         make_optimizer([weight], "adamw", lr=1e-6, weight_decay=0.0)
 
 
+def test_stochastic_adamw_on_fp32_weights_is_adamw():
+    torch.manual_seed(0)
+    ours = torch.nn.Parameter(torch.randn(50, 3))
+    theirs = torch.nn.Parameter(ours.detach().clone())
+    optimizers = [StochasticAdamW([ours], lr=1e-2, weight_decay=0.1), torch.optim.AdamW([theirs], lr=1e-2, weight_decay=0.1)]
+    for _ in range(5):
+        ours.grad = theirs.grad = torch.randn(50, 3)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_stochastic_rounding_goes_to_a_neighbour_and_is_right_on_average():
+    torch.manual_seed(0)
+    exact = torch.tensor([1.0, -1.0, 1.0 + 2**-9, -3.001, 1e-30])  # bf16 has steps of 2^-7 at 1
+    rounded = round_stochastically(exact.repeat(40_000, 1)).float()  # [N, 5]
+    assert set(rounded[:, 0].tolist()) == {1.0} and set(rounded[:, 2].tolist()) == {1.0, 1.0 + 2**-7}
+    assert torch.allclose(rounded.mean(0), exact, rtol=3e-4)
+
+
 def test_what_auto_means():
     assert resolve_dtypes("auto", "adamw", 0, CPU) == (torch.float32, None)
     assert resolve_dtypes("bfloat16", "adamw", 0, CPU) == (torch.float32, torch.bfloat16)
     assert resolve_dtypes("bfloat16", "adamw8bit", 0, CPU) == (torch.bfloat16, None)
+    assert resolve_dtypes("bfloat16", "adamw16", 0, CPU) == (torch.bfloat16, None)
     assert resolve_dtypes("bfloat16", "adamw", 8, CPU) == (torch.bfloat16, torch.bfloat16)
 
 
