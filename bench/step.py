@@ -49,7 +49,6 @@ warnings.filterwarnings("ignore")
 import torch
 from torch import Tensor
 
-import train
 from nano_exgrpo import toy
 from nano_exgrpo.config import resolve
 from nano_exgrpo.loss import group_advantages
@@ -57,6 +56,7 @@ from nano_exgrpo.optim import make_optimizer
 from nano_exgrpo.policy import Policy, make_policy
 from nano_exgrpo.questions import sum_questions
 from nano_exgrpo.rollout import rollout
+from nano_exgrpo.update import update_policy
 
 
 @dataclass
@@ -162,7 +162,7 @@ class Ours:
                 t.reward = reward_of(int(t.question_id), t.response_ids.tolist())
         advantages = group_advantages(torch.tensor([[t.reward for t in group] for group in groups]))
         scored = time.perf_counter()
-        train.update_policy(self.policy, self.optimizer, groups, advantages, self.config, clip_range=0.2)
+        update_policy(self.policy, self.optimizer, groups, advantages, self.config, clip_range=0.2)
         end = time.perf_counter()
         self.laps.generate.append(generated - start)
         self.laps.score.append(scored - generated)
@@ -316,13 +316,15 @@ def main() -> int:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--steps", type=int, default=5, help="steps of each side that count")
     parser.add_argument("--warm", type=int, default=1, help="steps before that, which do not")
-    parser.add_argument("--tokens", type=int, default=1024, help="our train_batch_tokens")
-    parser.add_argument("--trl-batch", type=int, default=8, help="TRL's rows in a micro-batch")
+    parser.add_argument("--tokens", type=int, default=0, help="our train_batch_tokens; 0: 8192 for the toy, else 1024")
+    parser.add_argument("--trl-batch", type=int, default=0, help="TRL's rows in a micro-batch; 0: 256 for the toy, else 8")
     parser.add_argument("--sampler", choices=("loop", "generate"), default="loop", help="our rollouts: --sampler of train.py")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--memory", action="store_true", help="measure memory instead of time")
     parser.add_argument("--side", choices=("ours", "trl"), help=argparse.SUPPRESS)
     args = parser.parse_args()
+    args.tokens = args.tokens or (8192 if args.shape == "a" else 1024)
+    args.trl_batch = args.trl_batch or (256 if args.shape == "a" else 8)
     torch.set_num_threads(args.threads)
     if args.side:
         one_side(args)
