@@ -48,6 +48,7 @@ BASE: dict[str, Any] = dict(
 CLEAN: dict[str, Any] = {}
 HALF = dict(wrong_answers=0.5, start_threshold=-1.0)
 NOISY = dict(wrong_answers=0.8, start_threshold=-1.0)
+STRONG = dict(toy_reasoning=0.4)  # the warmed-up policy reasons twice as often
 
 GRPO: dict[str, Any] = dict(algo="grpo")
 EXGRPO: dict[str, Any] = dict(algo="exgrpo")
@@ -92,9 +93,9 @@ def regimes() -> dict[str, dict[str, Any]]:
 
 
 STUDIES: dict[str, Study] = {
-    "compare": Study({"clean": CLEAN, "half wrong": HALF, "noisy": NOISY}, COMPARED, "grpo"),
-    "tuning": Study({"clean": CLEAN, "noisy": NOISY}, {**COMPARED, **TUNED}, "grpo"),
-    "ablations": Study({"noisy": NOISY}, ABLATED, "exgrpo"),
+    "compare": Study({"clean": CLEAN, "half wrong": HALF, "noisy": NOISY, "half wrong, strong": {**HALF, **STRONG}, "noisy, strong": {**NOISY, **STRONG}}, COMPARED, "grpo"),
+    "tuning": Study({"clean": CLEAN, "noisy, strong": {**NOISY, **STRONG}}, {**COMPARED, **TUNED}, "grpo"),
+    "ablations": Study({"noisy, strong": {**NOISY, **STRONG}}, ABLATED, "exgrpo"),
     "regimes": Study(regimes(), COMPARED, "grpo"),
     "preliminary": Study({"clean, all samples": {**CLEAN, "log_samples": -1}, "noisy, all samples": {**NOISY, "log_samples": -1}}, COMPARED, "grpo"),
 }

@@ -204,7 +204,8 @@ def split_held_out(questions: list[Question], count: int, *, seed: int) -> tuple
 def mislabel(questions: list[Question], share: float, *, seed: int) -> list[Question]:
     """The same questions, `share` of them with the answer of another one, as label noise (its source ends in
     "mislabelled"). A question for which 20 draws find no different answer keeps its own."""
-    rng = random.Random(seed)
+    # A stream of its own: seeded like `QuestionSampler`, it would choose the very questions that are drawn first.
+    rng = random.Random(f"mislabel {seed}")
     chosen = set(rng.sample(range(len(questions)), round(share * len(questions))))
     noisy = []
     for i, question in enumerate(questions):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nano_exgrpo.questions import InputError, Question, QuestionSampler, load_questions, split_held_out, sum_questions
+from nano_exgrpo.questions import InputError, Question, QuestionSampler, load_questions, mislabel, split_held_out, sum_questions
 
 
 def write(tmp_path, *rows) -> str:
@@ -200,3 +200,27 @@ def test_sampler_resumes_in_the_middle_of_an_epoch():
     again.load_state_dict(state)
     assert [sampler.draw(4) for _ in range(20)] == [again.draw(4) for _ in range(20)]
     assert sampler.epoch == again.epoch > 5
+
+
+# ------------------------------------------------------------------------------------------- label noise
+
+
+def test_mislabelled_questions_get_another_ones_answer():
+    questions = sum_questions(400, seed=0, terms=(3, 4))
+    noisy = mislabel(questions, 0.25, seed=5)
+    wrong = [(a, b) for a, b in zip(questions, noisy, strict=True) if a != b]
+    assert len(wrong) == 100 and all(a.id == b.id and a.prompt == b.prompt and a.answer != b.answer for a, b in wrong)
+    assert {b.answer for _, b in wrong} <= {q.answer for q in questions}
+    assert all(b.source.endswith(" mislabelled") for _, b in wrong)
+    assert noisy == mislabel(questions, 0.25, seed=5) != mislabel(questions, 0.25, seed=6)
+    assert mislabel(questions, 0.0, seed=5) == questions
+    same = [Question("a", "1 + 1", "2"), Question("b", "2 + 0", "2")]
+    assert mislabel(same, 1.0, seed=0) == same  # no different answer to be had
+
+
+def test_label_noise_is_spread_over_the_order_in_which_questions_are_drawn():
+    """With one seed for both, a shuffle and a sample from the same stream put every wrong answer first."""
+    for seed in range(5):
+        noisy = mislabel(sum_questions(1000, seed=seed, terms=(3, 5)), 0.5, seed=seed)
+        first = QuestionSampler(noisy, seed=seed).draw(300)
+        assert 100 < sum(q.source.endswith("mislabelled") for q in first) < 200  # 150 expected, 5 deviations
