@@ -2,13 +2,15 @@
 
 Read in the order in which an answer is processed:
 
-    tokens.py                  characters -> tokens
-    tree.py                    what a tree is made of
-    latex.py, expressions.py   tokens -> tree (the grammar is in their docstrings); units.py: units of measurement
-    values.py                  tree -> number, within bounds
-    equality.py                two trees -> equal or not (the policy); reals.py: intervals and inequalities
-    words.py                   answers in words
-    checker.py                 response -> answer -> verdict
+    tokens.py                            characters -> tokens
+    units.py, tree.py                    units of measurement; what a tree is made of
+    cursor.py, commands.py,
+    expressions.py, latex.py             tokens -> tree: one grammar in three parts, shown in their docstrings
+    arithmetic.py, values.py             tree -> number, within bounds
+    sympy_form.py                        tree -> sympy, within bounds
+    reals.py, comparison.py, equality.py two trees -> equal or not: sets of reals, expressions, all else (the policy)
+    words.py                             answers in words
+    checker.py                           response -> answer -> verdict
 
     python -m nano_exgrpo.checker GOLD RESPONSE     shows every stage of one verdict
 
@@ -33,8 +35,8 @@ MAX_JOINED, MAX_GAP = 64, 60     # boxes that may form one list, and the charact
 def extract_answer(response: str) -> str | None:
     """The final answer of a response, or None if it gives none.
 
-    It is the content of the last `\\boxed{...}` or `\\fbox{...}` after any `</think>`; boxes joined by commas or "and"
-    form a list. If that box is empty or cut off there is no answer, whatever came before. Without any box, an
+    It is the content of the last `\\boxed{...}` or `\\fbox{...}` after any `</think>`; boxes joined by commas or
+    "and" form a list. If that box is empty or cut off there is no answer, whatever came before. Without any box, an
     explicit closing statement counts: `<answer>...</answer>`, `#### 72`, `Final answer: 72`, `The answer is 72.`
     """
     text = response.rpartition("</think>")[2]
@@ -95,9 +97,11 @@ def extract_choice(response: str, letters: str = "ABCDEFGHIJ") -> str | None:
     alone = rf"([{letters}])(?![A-Za-z])(?!\s*(?:,|and\b|or\b|\(?[{letters}]\b))"     # no second letter beside it
     if "\\boxed" in text or "\\fbox" in text:
         answer = re.sub(r"\\(?:text|math|rm|bf|boxed)\w*\s*|[{}$*]", "", extract_answer(response) or "")
-        found = re.match(rf"\s*(?i:(?:the\s+)?(?:correct\s+)?(?:answer|option|choice)?(?:\s+is)?\s*:?)\s*\(?{alone}", answer)
+        found = re.match(rf"\s*(?i:(?:the\s+)?(?:correct\s+)?(?:answer|option|choice)?(?:\s+is)?\s*:?)\s*\(?{alone}",
+                         answer)
         return found[1] if found else None
-    found = re.findall(rf"(?i:\b(?:answer|option|choice)\b(?:\s+is|\s*:)?)(?i:[\s:*$({{]|\\text\w*|option)*{alone}", text[-20_000:])
+    found = re.findall(rf"(?i:\b(?:answer|option|choice)\b(?:\s+is|\s*:)?)(?i:[\s:*$({{]|\\text\w*|option)*{alone}",
+                       text[-20_000:])
     lone = re.fullmatch(rf"[\s*(]*([{letters}])[\s*.):]*", text)
     return found[-1] if found else lone[1] if lone else None
 

@@ -43,6 +43,9 @@ class CommandParser(Cursor):
         if name == "binom" or name in ("gcd", "lcm", "min", "max") and self.sign() in ("(", "{", r"\{"):
             return self.two_arguments(name)
         if name in ("overline", "hat", "dot", "ddot", "tilde", "bar"):
+            if self.token.kind == "name":                       # \ddot\theta(t): the accent is not on the call
+                self.at += 1
+                return self.call(Sym(f"\\{name} {self.tokens[self.at - 1].text}"))
             return self.call(Sym(f"\\{name} {name_of(self.argument())}"))
         if name == "angle":
             return self.angle()

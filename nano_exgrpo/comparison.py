@@ -1,4 +1,4 @@
-"""Stage 4 of the answer checker, first half: two expressions, or two equations, compared by their values.
+"""Stage 4 of the answer checker, second third: two expressions, or two equations, compared by their values.
 
 Equal are the same number (exactly where both are rational, else to 40 digits *relative* to their size) or, with
 symbols, the same numbers at several random points. Points where a side has no value, or leaves the reals, are no
@@ -13,12 +13,13 @@ from __future__ import annotations
 from fractions import Fraction
 
 from nano_exgrpo.arithmetic import NOISE, Undefined
-from nano_exgrpo.tree import (Node, Num, Op, Rel, Sym, children, contents, infinity, negative_base, symbols, without_letter_unit)
+from nano_exgrpo.tree import (Node, Num, Op, Rel, Sym, children, contents, infinity, negative_base, symbols,
+                              without_letter_unit)
 from nano_exgrpo.values import Evaluator, close, sample
 
 POINTS = 7                  # random points for expressions with symbols
 WHOLE_POINTS = 41           # whole numbers for expressions with floors: all from 1 to 41
-MAX_FORMS = 2               # pairs of sympy forms that one verdict may compare, mostly 5, at most some 80 milliseconds each
+MAX_FORMS = 2               # comparisons of sympy forms in one verdict; one takes 1 to 80 milliseconds
 LITERAL_DIGITS = 12         # a decimal literal of so many right digits stands for the exact value
 STEPS = {"floor", "ceil", "mod"}
 WHOLE = STEPS | {"factorial", "factorial2", "binom", "sum", "prod", "gcd", "lcm"}   # mean little off the integers
@@ -221,7 +222,8 @@ class Comparison:
             quotients.append(at.op_div(at.value(sides[0]), at.value(sides[1])))
         if not all(isinstance(q, Fraction) for q in quotients):
             start, *quotients = map(at.num, (start, *quotients))
-        for extra, (q1, q2, q3) in ((sides[0], quotients), (sides[1], [at.op_div(Fraction(1), q) for q in quotients])):
+        for extra, (q1, q2, q3) in ((sides[0], quotients),
+                                    (sides[1], [at.op_div(Fraction(1), q) for q in quotients])):
             if close(at, q1, q2) and close(at, q1, q3):
                 return True
             if any(close(at, q2, 2 ** k * q1) and close(at, q3, 3 ** k * q1) for k in range(1, 5)):

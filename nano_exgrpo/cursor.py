@@ -1,4 +1,4 @@
-"""The parser's place in the tokens, for stage 2 of the answer checker: looking, stepping over, going one level deeper."""
+"""Stage 2 of the answer checker: the parser's place in the tokens. Looking, stepping over, going one level deeper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stage 4 of the answer checker: whether two trees state the same answer.
+"""Stage 4 of the answer checker, last third: whether two trees state the same answer.
 
 `Judge(gold, answer).equal()` applies the policy, one method per kind of answer, in the order of this file:
 
@@ -133,7 +133,7 @@ class Judge(Comparison):
         return self.equal(value, other) if gold_first else self.equal(other, value)
 
     def unlabel(self, rel: Rel) -> tuple[Node | None, Node | None]:
-        """(label, value) of `x = 5`, `5 = x`, `S = 2 \\cdot 3 = 6`, `x \\in \\{1, 2\\}`; (None, None) of an equation."""
+        """(label, value) of `x = 5`, `5 = x`, `S = 2 * 3 = 6`, `x in {1, 2}`; (None, None) of an equation."""
         first, *rest = rel.terms
         if rel.ops == ["in"]:
             return first, rest[0]
@@ -164,7 +164,7 @@ class Judge(Comparison):
                 renamed = same_function(label_a, label_b)
                 if renamed and self.equal(value_a, substitute(value_b, renamed)):
                     return True
-        if a.ops == b.ops and len(a.terms) == len(b.terms) and all(self.equal(x, y) for x, y in zip(a.terms, b.terms)):
+        if a.ops == b.ops and len(a.terms) == len(b.terms) and all(map(self.equal, a.terms, b.terms)):
             return bool(set(a.ops) - {"="}) or self.is_equation(a)
         if [FLIPPED.get(op) for op in reversed(a.ops)] == b.ops and all(
                 self.equal(x, y) for x, y in zip(reversed(a.terms), b.terms)):
@@ -191,7 +191,7 @@ class Judge(Comparison):
             if a.kind == b.kind == "tuple":
                 if a.ends != b.ends and len(a.items) == 2 or len(a.items) != len(b.items):
                     return self.no("tuples of different length, or different ends of an interval")
-                return all(self.equal(x, y) for x, y in zip(a.items, b.items)) or self.no("an entry of the tuples differs")
+                return all(map(self.equal, a.items, b.items)) or self.no("an entry of the tuples differs")
             for x, y, flip in ((a, b, False), (b, a, True)):
                 if x.kind == "tuple" and y.kind == "list" and all(isinstance(i, Rel) for i in y.items):
                     return self.named_entries(x, y, flip)
@@ -251,7 +251,7 @@ class Judge(Comparison):
         rows = []
         for node in (a, b):
             if isinstance(node, Seq) and node.kind == "tuple" and node.ends in ("()", "[]"):
-                nested = all(isinstance(item, Seq) and item.kind == "tuple" for item in node.items)   # [[1, 2], [3, 4]]
+                nested = all(isinstance(row, Seq) and row.kind == "tuple" for row in node.items)    # [[1, 2], [3, 4]]
                 node = Matrix([item.items if nested else [item] for item in node.items])
             rows.append(matrix_rows(node))
         if isinstance(a, Seq) or isinstance(b, Seq):                 # a vector written as a tuple: row or column

@@ -39,7 +39,7 @@ class ExpressionParser(CommandParser):
             if sign != "+":
                 term = Op({"-": "neg"}.get(sign, sign), (term,))
             node = Op("+", (*node.args, term) if isinstance(node, Op) and node.head == "+" else (node, term))
-        if self.command() == "over":                            # {1 \\over 3}, 1\\over3
+        if self.command() == "over":                            # {1 \over 3}, 1\over3
             self.at += 1
             node = Op("/", (node, self.nested(self.sum, self.bars)))
         return node

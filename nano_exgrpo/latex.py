@@ -7,7 +7,7 @@ The grammar, loosest binding first; each rule is one method of `Parser`, in this
     clause    := ratio (relation ratio)*                                     x = 5, 0 < x <= 3, x in (0, 1)
     ratio     := set (":" set)*                                              3:4, 7:30
     set       := quantity (("cup" | "cap" | "setminus") quantity)*           (0,1) cup {3}
-    quantity  := currency? sum unit? ("and"? number unit)*                   5 cm, $5, 1 hour 30 minutes
+    quantity  := currency? sum multiple? unit? ("and"? number unit)*         5 cm, $2 million, 1 hour 30 minutes
     sum       := ...                                                         see `expressions`
     label     := words, where a value is expected                            Area = 5; "all real numbers"
     bracket   := "(" | "[" | "]" clause ("," clause)* ")" | "]" | "["        a group, a tuple or an interval
@@ -35,18 +35,21 @@ if TYPE_CHECKING:
 
 MAX_HEIGHT = 80          # of the tree
 QUALIFIERS = {"for", "where", "with"}
+MULTIPLES = dict(hundred=100, thousand=1_000, million=10 ** 6, billion=10 ** 9, trillion=10 ** 12)
 RELATIONS = {"=", "<", ">", "<=", ">=", "!=", "~=", "==", "->", "=>", "in", "notin"}
 ENDS = {"end", ",", ";", "and", "or", ")", "]", r"\}", "}", "&", "\\\\", "|"}
 MATRICES = set("pmatrix bmatrix vmatrix Bmatrix Vmatrix matrix smallmatrix array".split())
 ROWS = set("cases aligned align gathered".split())
 PHRASES = {
-    **dict.fromkeys(["all real numbers", "all reals", "real numbers", "the real numbers", "the set of all real numbers",
+    **dict.fromkeys(["all real numbers", "all reals", "real numbers", "the real numbers", "the set of all reals",
+                     "the set of all real numbers",
                      "the set of real numbers", "any real number", "all real values"], Op("reals")),
     **dict.fromkeys(["all positive real numbers", "all positive reals", "positive real numbers"], POSITIVE),
     **dict.fromkeys(["all negative real numbers", "all negative reals", "negative real numbers"], NEGATIVE),
     **dict.fromkeys(["no solution", "no solutions", "no real solution", "no real solutions", "there is no solution",
                      "there are no solutions", "empty set", "the empty set"], Seq("set", [])),
-    **dict.fromkeys(["infinity", "infinite", "infinitely many", "infinitely many solutions", "positive infinity"], Op("inf")),
+    **dict.fromkeys(["infinity", "infinite", "infinitely many", "infinitely many solutions", "positive infinity"],
+                    Op("inf")),
 }
 
 
@@ -213,10 +216,10 @@ class Parser(ExpressionParser):
         if ahead.kind == "text" and ahead.text in "$€£¥":       # $5, -$5
             negative = self.accept("-")
             self.at += 1
-            value = self.sum()
+            value = self.multiple(self.sum())
             self.unit()                                         # $5 per hour
             return Quantity(Op("neg", (value,)) if negative else value, Unit.named(ahead.text))
-        node = self.sum()
+        node = self.multiple(self.sum())
         unit = self.unit()
         if unit is None:
             return node
@@ -225,6 +228,12 @@ class Parser(ExpressionParser):
             smaller = part.unit
             node = Op("+", (node, Op("*", (part.value, Num(smaller.factor / unit.factor)))))
         return Quantity(node, unit)
+
+    def multiple(self, node: Node) -> Node:
+        """`1.5 million`, `3 hundred thousand`."""
+        while self.token.text in MULTIPLES and self.words(self.token.text):
+            node = Op("*", (node, Num(Fraction(MULTIPLES[self.tokens[self.at - 1].text]))))
+        return node
 
     def smaller_part(self, unit: Unit) -> Quantity | None:
         """The minutes after hours, the cents after dollars: a number with a smaller unit of the same dimension."""

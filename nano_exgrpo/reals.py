@@ -1,4 +1,4 @@
-"""Sets of real numbers for the answer checker: an interval and the inequality that it solves to are equal.
+"""Stage 4 of the answer checker, first third: sets of real numbers. An interval and the inequality that it solves to are equal.
 
 A set is a list of pieces (low, low closed, high, high closed) whose ends are trees, None for an infinity.
 `RealLine.real_set` reads one from an interval, a union, a finite set, an inequality or a chain of them;
@@ -44,7 +44,7 @@ class RealLine:
         if isinstance(node, Op):
             if node.head == "reals":
                 return None, [(None, False, None, False)]
-            if node.head == "+" and len(node.args) == 2 and isinstance(node.args[1], Op) and node.args[1].head == "neg":
+            if node.head == "+" and isinstance(node.args[1], Op) and node.args[1].head == "neg" and not node.args[2:]:
                 node = Op("setminus", (node.args[0], node.args[1].args[0]))      # R - {1}
             if node.head not in ("cup", "cap", "setminus"):
                 return None
@@ -74,7 +74,8 @@ class RealLine:
             if not all(isinstance(item, Num | Sym | Op) for item in node.items):
                 return None
             return None, self.union([(item, True, item, True) for item in node.items])
-        parts = [self.real_set(item) if self.is_real_set(item) or isinstance(item, Rel) else None for item in node.items]
+        parts = [self.real_set(item) if isinstance(item, Rel) or self.is_real_set(item) else None
+                 for item in node.items]
         if None in parts:
             return None
         variable = next((v for v, _ in parts if v), None)
@@ -91,7 +92,7 @@ class RealLine:
         return (None, [(node, True, node, True)]) if is_constant(node) else None
 
     def solution(self, rel: Rel) -> tuple[str | None, list[Piece]] | None:
-        """The solution set of `x > 2`, `0 < x <= 3`, `|x| >= 5`, `2x + 1 < 5`, `x \\ne 1`, `x \\in (0, 1)`, `x = 3`."""
+        """The solution set of `x > 2`, `0 < x <= 3`, `|x| >= 5`, `2x + 1 < 5`, `x != 1`, `x in (0, 1)`, `x = 3`."""
         terms, ops = rel.terms, rel.ops
         if ops == ["in"]:
             found = self.real_set(terms[1])
@@ -118,7 +119,8 @@ class RealLine:
             if infinity(bound):
                 bound = None
             return variable, {
-                "<": [(None, False, bound, False)], "<=": [(None, False, bound, True)], ">": [(bound, False, None, False)],
+                "<": [(None, False, bound, False)], "<=": [(None, False, bound, True)],
+                ">": [(bound, False, None, False)],
                 ">=": [(bound, True, None, False)], "=": [(bound, True, bound, True)],
                 "!=": [(None, False, bound, False), (bound, False, None, False)]}[op]
         if len(terms) == 3 and "=" not in ops and "!=" not in ops and ops[0][0] == ops[1][0]:
@@ -133,7 +135,7 @@ class RealLine:
         return None
 
     def isolate(self, left: Node, right: Node) -> tuple[str, Node, bool] | None:
-        """(x, c, whether the sign of the relation turns) for `left op right` as `x op c`; None if not linear in one symbol."""
+        """(x, c, whether the relation turns) for `left op right` as `x op c`; None if not linear in one symbol."""
         if is_label(left) and not (symbols(left) & symbols(right)):
             return str(left), right, False
         found = self.polynomial(left, right)
@@ -150,7 +152,8 @@ class RealLine:
         name = next(iter(names))
         difference = Op("+", (left, Op("neg", (right,))))
         try:
-            values = [Evaluator(0, False, self.budget, env={name: Fraction(x)}).value(difference) for x in (0, 1, 2, 5, -3)]
+            values = [Evaluator(0, False, self.budget, env={name: Fraction(x)}).value(difference)
+                      for x in (0, 1, 2, 5, -3)]
         except Undefined:
             return None
         if not all(isinstance(value, Fraction) for value in values):

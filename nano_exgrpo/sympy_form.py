@@ -1,9 +1,10 @@
 """From trees to sympy, and sympy's canonical forms as the exact arbiter of the answer checker.
 
-`to_sympy(tree)` builds sympy objects one by one from the leaves up (`latex.parse_latex` does it for a text); no string
-ever reaches sympy. Sizes are looked at before each power, root, factorial and function, so that sympy's automatic
-evaluation cannot start anything long; what is too large has no form. `same_form` compares two trees by what sympy
-does by itself and a bounded `expand` and `together`, never `simplify`: see `comparison` for when it is asked.
+`to_sympy(tree)` builds sympy objects one by one from the leaves up (`latex.parse_latex` does it for a text); no
+string ever reaches sympy. Sizes are looked at before each power, root, factorial and function, so that sympy's
+automatic evaluation cannot start anything long; what is too large has no form. `same_form` compares two trees by
+what sympy does by itself and a bounded `expand` and `together`, never `simplify`: see `comparison` for when it is
+asked.
 
 sympy is imported on first use: it takes a quarter of a second, and most verdicts never need it.
 """
@@ -37,12 +38,13 @@ _FUNCTIONS = {   # head: sympy's name
     **{"arc" + name: "a" + name for name in "sin cos tan cot sec csc sinh cosh tanh".split()},
     "ln": "log", "log": "log", "abs": "Abs", "sgn": "sign", "min": "Min", "max": "Max", "floor": "floor",
     "ceil": "ceiling", "mod": "Mod", "factorial": "factorial", "binom": "binomial", "gcd": "gcd", "lcm": "lcm"}
-_WHOLE = {"factorial": 1_000, "factorial2": 1_000, "binom": 2_000, "gcd": math.inf, "lcm": math.inf}   # largest argument
+_WHOLE = {"factorial": 1_000, "factorial2": 1_000, "binom": 2_000, "gcd": math.inf,
+          "lcm": math.inf}   # largest argument
 _RELATIONS = {"=": "Eq", "!=": "Ne", "<": "Lt", ">": "Gt", "<=": "Le", ">=": "Ge"}
 _SETS = {"cup": "Union", "cap": "Intersection", "setminus": "Complement"}
 
 
-# What sympy, and our own arithmetic, raise where objects do not fit: a set in a sum, matrices of different shape, a comparison of complexes.
+# What sympy, and our own arithmetic, raise where objects do not fit: a set in a sum, matrices of different shape.
 _ERRORS = ArithmeticError, AttributeError, NotImplementedError, RecursionError, TypeError, ValueError
 
 
@@ -227,7 +229,8 @@ class _Builder:
         name = variable.name if isinstance(variable, Sym) else variable.head if variable == Op("i") else None
         if name is None or name in self.bound:
             raise NoForm("a bound variable that is none")
-        ends = [] if low == high == Op("...") else [self.build(low)] if head == "lim" else [self.build(low), self.build(high)]
+        ends = [] if low == high == Op("...") else [self.build(low)] if head == "lim" else [self.build(low),
+            self.build(high)]
         self.bound.add(name)
         inner, symbol = self.build(body), self.symbol(name)
         self.bound.discard(name)

@@ -1,6 +1,7 @@
 """Stage 1 of the answer checker: characters -> tokens.
 
-    tokens (this file)  ->  latex, expressions (grammar, tree)  ->  values (numbers)  ->  equality (policy)  ->  checker
+    characters -> tokens (this file) -> tree (cursor, commands, expressions, latex) -> number (arithmetic, values)
+    -> equal or not (reals, comparison, equality) -> verdict (checker)
 
 `tokenize` takes an answer as people and models write it (LaTeX, plain text, unicode, code-like `2*x**3`) and
 gives a flat list of `Token`s in one spelling: `\\dfrac`, `\\tfrac` and `\\cfrac` all become `frac`; `\\leqslant`,
@@ -40,25 +41,28 @@ class Token(NamedTuple):
 # ---------------------------------------------------------------------------------------------- unicode -> LaTeX
 
 _UNICODE = {
-    "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "‒": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ",
-    "•": r"\cdot ", "∗": "*", "÷": "/", "∕": "/", "⁄": "/", "±": r"\pm ", "∓": r"\mp ", "√": r"\sqrt ", "∛": r"\sqrt[3]",
-    "∜": r"\sqrt[4]", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "⩽": r"\le ", "⩾": r"\ge ", "≦": r"\le ", "≧": r"\ge ",
-    "≠": r"\ne ", "≈": r"\approx ", "≃": r"\approx ", "∼": r"\approx ", "≡": r"\equiv ", "→": r"\to ", "∪": r"\cup ",
-    "∩": r"\cap ", "∈": r"\in ", "∉": r"\notin ", "∅": r"\emptyset ", "∖": r"\setminus ", "ℝ": r"\mathbb{R}",
-    "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}", "°": r"\degree ", "º": r"\degree ",
-    "˚": r"\degree ", "′": "'", "’": "'", "‘": "'", "″": "''", "“": '"', "”": '"', "…": r"\ldots ", "⋯": r"\ldots ",
-    "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "∠": r"\angle ", "△": r"\triangle ",
-    "⟨": r"\langle ", "⟩": r"\rangle ", "∣": "|", "∑": r"\sum ", "∏": r"\prod ", "∫": r"\int ", "ℏ": r"\hbar ",
-    "∀": r"\forall ", "∂": r"\partial ", "∇": r"\nabla ", "¢": r"\text{ cents}", "€": r"\text{€}", "£": r"\text{£}", "¥": r"\text{¥}", "，": ",", "；": ";", "：": ":",
-    "。": ".", "、": ",", "％": r"\%", "℃": r"\degree C", "℉": r"\degree F", "⊤": r"\top ", "\u2003": " ", "\u00a0": r"\,",
-    "\u2009": r"\,", "\u202f": r"\,", "\u2007": r"\,", "\u200a": r"\,", "\u2005": r"\,", "\u2006": r"\,", "\u2008": r"\,",
-    "ϵ": r"\epsilon ", "ϕ": r"\phi ", "∆": r"\Delta ", "Ω": r"\Omega ", "µ": r"\mu ",
+    "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "‒": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ",
+    "∙": r"\cdot ", "•": r"\cdot ", "∗": "*", "÷": "/", "∕": "/", "⁄": "/", "±": r"\pm ", "∓": r"\mp ",
+    "√": r"\sqrt ", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "⩽": r"\le ",
+    "⩾": r"\ge ", "≦": r"\le ", "≧": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "≃": r"\approx ", "∼": r"\approx ",
+    "≡": r"\equiv ", "→": r"\to ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∉": r"\notin ", "∅": r"\emptyset ",
+    "∖": r"\setminus ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}",
+    "ℂ": r"\mathbb{C}", "°": r"\degree ", "º": r"\degree ", "˚": r"\degree ", "′": "'", "’": "'", "‘": "'", "″": "''",
+    "“": '"', "”": '"', "…": r"\ldots ", "⋯": r"\ldots ", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ",
+    "⌉": r"\rceil ", "∠": r"\angle ", "△": r"\triangle ", "⟨": r"\langle ", "⟩": r"\rangle ", "∣": "|", "∑": r"\sum ",
+    "∏": r"\prod ", "∫": r"\int ", "ℏ": r"\hbar ", "∀": r"\forall ", "∂": r"\partial ", "∇": r"\nabla ",
+    "¢": r"\text{ cents}", "€": r"\text{€}", "£": r"\text{£}", "¥": r"\text{¥}", "，": ",", "；": ";", "：": ":",
+    "。": ".", "、": ",", "％": r"\%", "℃": r"\degree C", "℉": r"\degree F", "⊤": r"\top ", "\u2003": " ",
+    "\u00a0": r"\,", "\u2009": r"\,", "\u202f": r"\,", "\u2007": r"\,", "\u200a": r"\,", "\u2005": r"\,",
+    "\u2006": r"\,", "\u2008": r"\,", "ϵ": r"\epsilon ", "ϕ": r"\phi ", "∆": r"\Delta ", "Ω": r"\Omega ",
+    "µ": r"\mu ",
 }
 _GREEK_NAMES = ("alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau "
                 "upsilon phi chi psi omega").split()
 for _name in _GREEK_NAMES:
     for _case, _latex in (("SMALL", _name), ("CAPITAL", _name.capitalize())):
-        _UNICODE[unicodedata.lookup(f"GREEK {_case} LETTER {'LAMDA' if _name == 'lambda' else _name.upper()}")] = f"\\{_latex} "
+        _official = "LAMDA" if _name == "lambda" else _name.upper()
+        _UNICODE[unicodedata.lookup(f"GREEK {_case} LETTER {_official}")] = f"\\{_latex} "
 _SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱˣ", "0123456789+-()nix"))
 _SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₐₑᵢₙₖₘₓ", "0123456789+-()aeinkmx"))
 _SUPER_RUN = re.compile(f"[{''.join(_SUPERSCRIPTS)}]+")
@@ -105,36 +109,44 @@ _OPS = {   # commands that are signs
     **dict.fromkeys("implies Rightarrow Longrightarrow iff Leftrightarrow".split(), "=>"),
     "cup": "cup", "cap": "cap", **dict.fromkeys("setminus backslash smallsetminus".split(), "setminus"),
     **dict.fromkeys("times cdot ast".split(), "*"), "div": "/", "slash": "/", "pm": "pm", "mp": "mp",
-    "{": r"\{", "}": r"\}", "lbrace": r"\{", "rbrace": r"\}", "langle": "(", "rangle": ")", "lbrack": "[", "rbrack": "]",
-    "lparen": "(", "rparen": ")", **dict.fromkeys("lvert rvert vert mid | Vert lVert rVert".split(), "|"),
-    "lfloor": "lfloor", "rfloor": "rfloor", "lceil": "lceil", "rceil": "rceil", "%": "%", "degree": "deg", "circ": "circ",
-    "prime": "'", "colon": ":", **dict.fromkeys("ldots dots cdots dotsc dotsb".split(), "..."), "&": "&", "_": "_", ".": ".",
-    "land": "and", "wedge": "and", "lor": "or", "vee": "or", "top": "top", "intercal": "top",
+    "{": r"\{", "}": r"\}", "lbrace": r"\{", "rbrace": r"\}", "langle": "(", "rangle": ")", "lbrack": "[",
+    "rbrack": "]", "lparen": "(", "rparen": ")",
+    **dict.fromkeys("lvert rvert vert mid | Vert lVert rVert".split(), "|"), "lfloor": "lfloor", "rfloor": "rfloor",
+    "lceil": "lceil", "rceil": "rceil", "%": "%", "degree": "deg", "circ": "circ", "prime": "'", "colon": ":",
+    **dict.fromkeys("ldots dots cdots dotsc dotsb".split(), "..."), "&": "&", "_": "_", ".": ".", "land": "and",
+    "wedge": "and", "lor": "or", "vee": "or", "top": "top", "intercal": "top",
 }
 _SYMBOLS = {*_GREEK_NAMES, *(n.capitalize() for n in _GREEK_NAMES), "hbar", "ell", "odot", "mho", "partial", "nabla",
-            "star", "Re", "Im", "imath", "jmath", "oplus", "otimes", "perp", "parallel", "triangle", "square"} - {"pi"}
-FUNCTIONS = set("sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch arcsinh arccosh "
+            "star", "Re", "Im", "imath", "jmath", "oplus", "otimes", "perp", "parallel", "triangle",
+            "square"} - {"pi"}
+FUNCTIONS = set("sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch "
+                "arcsinh arccosh "
                 "arctanh ln log lg exp sqrt cbrt min max gcd lcm det factorial binom floor ceil abs sgn arg".split())
-_COMMANDS = FUNCTIONS | {"pi", "infty", "emptyset", "frac", "overline", "hat", "dot", "ddot", "tilde", "bar", "sum", "prod",
-                         "int", "lim", "angle", "choose", "pmod", "bmod", "mod", "over", "reals"}
+_COMMANDS = FUNCTIONS | set("pi infty emptyset frac overline hat dot ddot tilde bar sum prod int lim angle choose "
+                            "pmod bmod mod over reals".split())
 _ALIASES = _table(
-    frac="dfrac tfrac cfrac", binom="dbinom tbinom", emptyset="varnothing", overline="overbar", hat="widehat", tilde="widetilde",
-    csc="cosec", cot="ctg", tan="tg", arctan="arctg atan", arcsin="asin", arccos="acos", arcsinh="asinh arsinh",
-    arccosh="acosh arcosh", arctanh="atanh artanh", infty="infinity inf oo", int="iint oint", sgn="sign", ceil="ceiling",
-    lim="limit", angle="measuredangle", epsilon="varepsilon", phi="varphi", theta="vartheta", rho="varrho", sigma="varsigma",
-    pi="varpi", reals="R Reals real")
+    frac="dfrac tfrac cfrac", binom="dbinom tbinom", emptyset="varnothing", overline="overbar", hat="widehat",
+    tilde="widetilde", csc="cosec", cot="ctg", tan="tg", arctan="arctg atan", arcsin="asin", arccos="acos",
+    arcsinh="asinh arsinh", arccosh="acosh arcosh", arctanh="atanh artanh", infty="infinity inf oo", int="iint oint",
+    sgn="sign", ceil="ceiling", lim="limit", angle="measuredangle", epsilon="varepsilon", phi="varphi",
+    theta="vartheta", rho="varrho", sigma="varsigma", pi="varpi", reals="R Reals real")
 # Plain-text names that are read without a backslash (`2*pi*r`, `sqrt(5)`, `np.arcsin(x)`).
-_BARE = {name: name for name in FUNCTIONS | {"pi"}} | {s: c for s, c in _ALIASES.items() if c in FUNCTIONS or c == "infty"}
+_BARE = {name: name for name in FUNCTIONS | {"pi"}}
+_BARE |= {spelling: name for spelling, name in _ALIASES.items() if name in FUNCTIONS or name == "infty"}
 _BARE |= {name: name for name in ("theta", "alpha", "beta", "gamma", "lambda", "omega", "sigma", "delta")}
 # ... and those of them that are also found inside a run of letters (`xsinx`, `2pir`).
-_INSIDE = re.compile("|".join(sorted(set(_BARE) - set("oo inf min max arg sign det abs lg tg".split()), key=len, reverse=True)))
-_LAYOUT = set("displaystyle textstyle scriptstyle left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl "
-              "Biggr limits nolimits mathbf boldsymbol bm mathit mathsf mathcal mathscr mathfrak mathnormal vec overrightarrow "
-              "underline ensuremath mathop pmb Large large small bf it rm sf bold boldmath mathord mathrel mathbin mathopen "
-              "mathclose therefore because nonumber notag hfill hline centering boxed fbox framebox quad qquad enspace "
-              "thinspace medspace thickspace negthinspace nobreakspace".split()) | set("()[],;:!> \n\t~")
-_DROP_WITH_ARGUMENT = set("color textcolor colorbox fcolorbox tag label phantom hphantom vphantom hspace vspace mspace hskip".split())
-_TEXT = set("text textbf textit textrm textsf texttt textnormal textup mbox hbox emph operatorname mathrm mathtt textsc".split())
+_NEVER_INSIDE = set("oo inf min max arg sign det abs lg tg".split())
+_INSIDE = re.compile("|".join(sorted(set(_BARE) - _NEVER_INSIDE, key=len, reverse=True)))
+_LAYOUT = set("displaystyle textstyle scriptstyle left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl "
+              "biggr Biggl Biggr limits nolimits mathbf boldsymbol bm mathit mathsf mathcal mathscr mathfrak "
+              "mathnormal vec overrightarrow underline ensuremath mathop pmb Large large small bf it rm sf bold "
+              "boldmath mathord mathrel mathbin mathopen mathclose therefore because nonumber notag hfill hline "
+              "centering boxed fbox framebox quad qquad enspace thinspace medspace thickspace negthinspace "
+              "nobreakspace".split()) | set("()[],;:!> \n\t~")
+_DROP_WITH_ARGUMENT = set("color textcolor colorbox fcolorbox tag label phantom hphantom vphantom hspace vspace "
+                          "mspace hskip".split())
+_TEXT = set("text textbf textit textrm textsf texttt textnormal textup mbox hbox emph operatorname mathrm mathtt "
+            "textsc".split())
 
 # ------------------------------------------------------------------------------------------------------- the lexer
 
@@ -145,9 +157,10 @@ AMBIGUOUS_COMMA = re.compile(r"(?<!\d)\d{1,3}(?:,\d{3})+(?!\d)")   # 1,234: one 
 
 
 def _numeral(digits: str) -> re.Pattern[str]:
-    """Digits, then a repeating decimal (`.1\\overline{6}`, `.1666...`, `.(3)`) or decimals or none, then an exponent."""
+    """Digits, a repeating decimal (`.1\\overline{6}`, `.1666...`, `.(3)`) or decimals or none, maybe an exponent."""
     return re.compile(rf"""(?P<whole>{digits})?
-        (?: \.(?P<head>\d{{0,40}}) (?: \\(?:overline|bar|dot)\s*(?:\{{(?P<over>\d+)\}}|(?P<over1>\d)) | \((?P<over2>\d+)\)(?=\s*$) )
+        (?: \.(?P<head>\d{{0,40}}) (?: \\(?:overline|bar|dot)\s*(?:\{{(?P<over>\d+)\}}|(?P<over1>\d))
+                                     | \((?P<over2>\d+)\)(?=\s*$) )
           | \.(?P<head2>\d{{0,6}}?) (?P<block>\d{{1,6}}?)(?P=block)+ \s*(?:\\[lc]?dots|\.\.\.+)
           | (?P<decimals>\.\d*) )?
         (?:[eE](?P<exponent>[+-]?\d{{1,9}})(?![\d.]))?""", re.VERBOSE)
@@ -275,7 +288,8 @@ class _Lexer:
             self.add("op", "\\\\")
         elif name == "not":
             negated = self.step(_NEGATED)
-            self.out.append(Token("bad", name) if negated is None else Token("op", "!=" if negated[1] == "=" else "notin"))
+            self.out.append(Token("bad", name) if negated is None else Token("op",
+                "!=" if negated[1] == "=" else "notin"))
         elif name in ("$", "forall"):
             self.add("text", {"forall": "for"}.get(name, name))
         elif name not in _LAYOUT:
@@ -319,11 +333,13 @@ def split_word(word: str) -> list[Token]:
 
 # ----------------------------------------------------------------------------------------------------- the interface
 
-_ANSWER_PREFIX = re.compile(r"\s*(\\text(?:bf)?\s*\{)?\s*(?:the\s+)?(?:final\s+|correct\s+)?answer\s*(?:is\b|:|=)+\s*:?\s*", re.IGNORECASE)
+_ANSWER_PREFIX = re.compile(r"\s*(\\text(?:bf)?\s*\{)?\s*(?:the\s+)?(?:final\s+|correct\s+)?"
+                            r"answer\s*(?:is\b|:|=)+\s*:?\s*", re.IGNORECASE)
 _MERIDIEM = re.compile(r"\b([ap])\.\s?m\b\.?", re.IGNORECASE)
 _TIMES = re.compile(r"(\d)\s*x\s*(10\s*\^)")                    # 3 x 10^8
 _QUOTED = re.compile(r"(\*\*|'|\*|__|_)([^*'_]+)\1")
-_WORD_SIGNS = {**dict.fromkeys(("percent", "percents", "percentage", "pct"), "%"), **dict.fromkeys(("degree", "degrees"), "deg"),
+_WORD_SIGNS = {**dict.fromkeys(("percent", "percents", "percentage", "pct"), "%"),
+               **dict.fromkeys(("degree", "degrees"), "deg"),
                "and": "and", "or": "or"}
 
 

@@ -188,7 +188,7 @@ def substitute(node: Node, values: dict[str, Node]) -> Node:
 
 
 def choose_signs(node: Node, signs: list[int], together: bool) -> Node:
-    """The tree with its plus-minus signs chosen: in order from `signs`, or all the first one (minus-plus: its opposite)."""
+    """The tree with its plus-minus signs chosen: in order from `signs`, or all alike (minus-plus: opposite)."""
     if isinstance(node, Op) and node.head in ("pm", "mp"):
         sign = signs[0] if together else signs.pop(0)
         inner = choose_signs(node.args[0], signs, together)
@@ -242,12 +242,15 @@ def is_word_label(node: Node) -> bool:
     if not isinstance(node, Op) or node.head != "*":
         return False
     names = [factor.name if isinstance(factor, Sym) else "" for factor in node.args]
-    return all(n[:1].isupper() for n in names) or len(names) == 2 and names[0] == "m" and names[1].startswith("\\angle")
+    measure = len(names) == 2 and names[0] == "m" and names[1].startswith("\\angle")
+    return measure or all(n[:1].isupper() for n in names)
 
 
 def same_function(a: Node, b: Node) -> dict[str, Node] | None:
     """The renaming of arguments that turns label `b` into label `a`: f(t) into f(x)."""
-    if not all(isinstance(n, Op) and n.head == "call" and len(n.args) > 1 for n in (a, b)) or len(a.args) != len(b.args):
+    if not all(isinstance(n, Op) and n.head == "call" and len(n.args) > 1 for n in (a, b)):
+        return None
+    if len(a.args) != len(b.args):
         return None
     if a.args[0] != b.args[0] or not all(isinstance(x, Sym) for n in (a, b) for x in n.args[1:]):
         return None

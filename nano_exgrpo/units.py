@@ -81,8 +81,9 @@ SINGLE_LETTERS = {name for name in NAMED if len(name) == 1 and name.isalpha()} |
 NEUTRAL = {"unit", "units", "st", "nd", "rd", "th", "total", "approximately", "approx", "only"}
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3, "cu": 3}
 # Words that turn a number into a claim about it; a number they follow is not simply that number with a unit.
-_NOT_UNITS = set("is are was not or and if but to than then between least most more less about where when which that true "
-                 "false wrong incorrect correct right answer answers given unknown such with either neither some any maybe "
+_NOT_UNITS = set("is are was not or and if but to than then between least most more less about where when which "
+                 "that true false wrong incorrect correct right answer answers given unknown such with either "
+                 "neither some any maybe "
                  "ignore reference response score no yes none for times plus minus because since so mod".split())
 
 
@@ -106,7 +107,8 @@ class Unit:
             return False
         known = [[dim for dim in unit.dims if dim[0] in _DIMENSIONS] for unit in (self, other)]
         mine, theirs = (
-            {word for name, _ in unit.dims if name not in _DIMENSIONS for word in name.split()} for unit in (self, other))
+            {word for name, _ in unit.dims if name not in _DIMENSIONS for word in name.split()}
+            for unit in (self, other))
         return known[0] != known[1] or not (mine <= theirs or theirs <= mine)
 
 
@@ -127,7 +129,7 @@ def parse_unit(tokens: list[Token], at: int) -> tuple[Unit, int] | None:
     powers: list[tuple[str, int]] = []      # of known units
     unknown: list[str] = []                 # words that are none
     start, sign, next_power = at, 1, 1
-    after_number = tokens[at - 1].kind == "num" or tokens[at - 1].text in ("}", ")", "!")
+    after_number = tokens[at - 1].kind in ("num", "text") or tokens[at - 1].text in ("}", ")", "!")
     while len(powers) + len(unknown) < 7:
         kind, name, *_ = tokens[at]
         unit = name if name in NAMED else name.lower()

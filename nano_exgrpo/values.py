@@ -82,7 +82,7 @@ class Evaluator(Arithmetic):
             raise Undefined(f"{head}: {error}") from None        # too few arguments, complex order, a pole
 
     def value_and_real(self, node: Node):
-        """The value of a tree, and whether all of it stays real: no complex value, no root or logarithm outside its domain."""
+        """The value of a tree, and whether all of it stays real, roots and logarithms included."""
         self.left_reals = False
         value = self.value(node)
         return value, not self.left_reals and not isinstance(value, self.ctx.mpc)

@@ -9,7 +9,8 @@ from nano_exgrpo.tokens import Token
 
 CHOICES = set("ABCDEFGHIJ")
 _SAME = {
-    **dict.fromkeys(["no real solution", "no real solutions", "there is no real solution", "has no solution"], "no solution"),
+    **dict.fromkeys(["no real solution", "no real solutions", "there is no real solution", "has no solution"],
+                    "no solution"),
     **dict.fromkeys(["does not exist", "dne", "undefined", "doesn t exist"], "undefined"),
 }
 
@@ -63,7 +64,8 @@ def choice_readings(answer: list[Token], gold: list[Token]) -> list[list[Token]]
     mark, *content = rest
     if mark.text not in ((")",) if bracketed else (")", ".", ":")) or not content or content[0].kind == "end":
         return [answer]
-    if content[0].text in (",", ";", "and", "or") or any(t.kind in ("name", "roman") and t.text in CHOICES for t in content):
+    more_letters = any(t.kind in ("name", "roman") and t.text in CHOICES for t in content)
+    if more_letters or content[0].text in (",", ";", "and", "or"):
         return [answer]
     if is_letter(gold):
         return [answer, [letter, answer[-1]]]

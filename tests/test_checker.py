@@ -17,65 +17,113 @@ from nano_exgrpo.checker import extract_answer, extract_choice, is_equal, reward
 
 ROOT = Path(__file__).resolve().parent.parent
 HANDED = ROOT.parent / "shared" / "checker" / "handed.jsonl"
-SLOWEST = 0.25          # seconds that any verdict may take
+SLOWEST = 0.25          # seconds of its thread's CPU time that any verdict may take
 
 EQUAL = [
     # exact values
-    ("0.25", "1/4"), (r"\sqrt{8}", r"2\sqrt2"), (r"\sqrt{7-4\sqrt3}", r"2-\sqrt3"), (r"\frac{1+i}{2}", r"\frac{1}{1-i}"), ("2^{100}", "4^{50}"),
-    (r"\tan^2 y+1", r"\sec^2 y"), (r"\frac{x^2-1}{x-1}", "x+1"), (r"-\tau\ln\Delta", r"\tau\ln\frac{1}{\Delta}"), (r"\sqrt x\sqrt y", r"\sqrt{xy}"),
-    (r"\lceil n/2\rceil", r"\lfloor\frac{n+1}{2}\rfloor"), (r"\binom{2n}{n}", r"\frac{(2n)!}{(n!)^2}"), ("(-1)^n", r"\cos(n\pi)"),
-    (r"\frac{\log 2}{\log 3}", r"\log_3 2"), ("0", r"\sqrt2\sqrt3-\sqrt6"),
+    ("0.25", "1/4"), (r"\sqrt{8}", r"2\sqrt2"), (r"\sqrt{7-4\sqrt3}", r"2-\sqrt3"),
+    (r"\frac{1+i}{2}", r"\frac{1}{1-i}"), ("2^{100}", "4^{50}"), (r"\tan^2 y+1", r"\sec^2 y"),
+    (r"\frac{x^2-1}{x-1}", "x+1"), (r"-\tau\ln\Delta", r"\tau\ln\frac{1}{\Delta}"), (r"\sqrt x\sqrt y", r"\sqrt{xy}"),
+    (r"\lceil n/2\rceil", r"\lfloor\frac{n+1}{2}\rfloor"), (r"\binom{2n}{n}", r"\frac{(2n)!}{(n!)^2}"),
+    ("(-1)^n", r"\cos(n\pi)"), (r"\frac{\log 2}{\log 3}", r"\log_3 2"), ("0", r"\sqrt2\sqrt3-\sqrt6"),
     # percent, degrees, units
-    (r"28\%", "0.28"), (r"28\%", "28 percent"), ("0.335", r"33.5\%"), (r"28\%", "28"), (r"90^\circ", "90"), (r"90^\circ", r"\frac{\pi}{2}"),
-    (r"15\mbox{ cm}^2", "15"), ("15", r"15\text{ square inches}"), (r"864\mbox{ inches}^2", r"864\text{ square inches}"), ("9500", r"\$9{,}500"),
-    (r"60\text{ mph}", r"60\text{ miles per hour}"), (r"3\text{ hours}", r"180\text{ minutes}"), ("1000.99", "1,000.99m²"), ("12", "12 students"),
+    (r"28\%", "0.28"), (r"28\%", "28 percent"), ("0.335", r"33.5\%"), (r"28\%", "28"), (r"90^\circ", "90"),
+    (r"90^\circ", r"\frac{\pi}{2}"), (r"15\mbox{ cm}^2", "15"), ("15", r"15\text{ square inches}"),
+    (r"864\mbox{ inches}^2", r"864\text{ square inches}"), ("9500", r"\$9{,}500"),
+    (r"60\text{ mph}", r"60\text{ miles per hour}"), (r"3\text{ hours}", r"180\text{ minutes}"),
+    ("1000.99", "1,000.99m²"), ("12", "12 students"),
     # labels and equations
-    ("5", "x=5"), ("x=5", "5"), ("2=x", "x=2"), ("f(x)=x^2", "x^2"), ("f(x)=x^2", "f(t)=t^2"), ("1", "|AB|=1"), ("60", r"\angle ABC=60^\circ"),
-    ("12", r"\text{Area}=12"), ("1/3", r"x=\frac13\approx 0.333"), ("6", r"x=2\cdot3=6"), ("2x+4y-3=0", r"y=-\frac12x+\frac34"), ("y=2x", "4x-2y=0"),
-    ("f(n)=n^2", r"f(n)=n^2\text{ for all }n"), ("ax+b", "b+ax, where b is odd"), (r"\frac{\pi}{6}+\pi k", r"\frac{\pi}{6}+k\pi, k\in\mathbb{Z}"),
+    ("5", "x=5"), ("x=5", "5"), ("2=x", "x=2"), ("f(x)=x^2", "x^2"), ("f(x)=x^2", "f(t)=t^2"), ("1", "|AB|=1"),
+    ("60", r"\angle ABC=60^\circ"), ("12", r"\text{Area}=12"), ("1/3", r"x=\frac13\approx 0.333"),
+    ("6", r"x=2\cdot3=6"), ("2x+4y-3=0", r"y=-\frac12x+\frac34"), ("y=2x", "4x-2y=0"),
+    ("f(n)=n^2", r"f(n)=n^2\text{ for all }n"), ("ax+b", "b+ax, where b is odd"),
+    (r"\frac{\pi}{6}+\pi k", r"\frac{\pi}{6}+k\pi, k\in\mathbb{Z}"),
     # lists, sets, tuples
-    ("1,-2", "-2, 1"), (r"\{1,2\}", "2,1"), (r"19, 46, \text{ and } 82", "82,19,46"), ("n=1, 2", "2,1"), (r"3\pm\sqrt2", r"3-\sqrt2, 3+\sqrt2"),
-    (r"(\pm1,\pm2)", "(1,2),(1,-2),(-1,2),(-1,-2)"), (r"(\pm1,\mp2)", "(1,-2),(-1,2)"), ("(1,2)", "x=1, y=2"), ("(p,q)=(3,2)", "(3,2)"),
-    (r"\emptyset", r"\{\}"), (r"\{1,2\}\cup\{3\}", r"\{1,2,3\}"), ("100,200,300", "300, 200, 100"), ("(1,2),(3,4)", "(3,4) and (1,2)"),
+    ("1,-2", "-2, 1"), (r"\{1,2\}", "2,1"), (r"19, 46, \text{ and } 82", "82,19,46"), ("n=1, 2", "2,1"),
+    (r"3\pm\sqrt2", r"3-\sqrt2, 3+\sqrt2"), (r"(\pm1,\pm2)", "(1,2),(1,-2),(-1,2),(-1,-2)"),
+    (r"(\pm1,\mp2)", "(1,-2),(-1,2)"), ("(1,2)", "x=1, y=2"), ("(p,q)=(3,2)", "(3,2)"), (r"\emptyset", r"\{\}"),
+    (r"\{1,2\}\cup\{3\}", r"\{1,2,3\}"), ("100,200,300", "300, 200, 100"), ("(1,2),(3,4)", "(3,4) and (1,2)"),
     # intervals and inequalities
-    ("(0,12.5)", "0<x<12.5"), (r"m\in[\sqrt2,+\infty)", r"m\ge\sqrt2"), (r"(-\infty,-5]\cup[5,\infty)", r"|x|\ge5"), ("[-1,3]", r"|x-1|\le2"),
-    (r"(-\infty,1)\cup(1,\infty)", r"\mathbb{R}\setminus\{1\}"), (r"(-\infty,1)\cup(1,\infty)", r"x\ne1"), ("(3,4]", r"4\ge x>3"), ("x>3", "2x>6"),
-    ("(2,5)", "x>2, x<5"), ("(1,2]\\cup(2,3)", "(1,3)"), ("x<2 or x>3", r"(3,\infty)\cup(-\infty,2)"), ("a<b", "b>a"), (r"(-\infty,0)\cup(0,\infty)", "ℝ∖{0}"), (r"\mathbb{R}", "all real numbers"),
+    ("(0,12.5)", "0<x<12.5"), (r"m\in[\sqrt2,+\infty)", r"m\ge\sqrt2"), (r"(-\infty,-5]\cup[5,\infty)", r"|x|\ge5"),
+    ("[-1,3]", r"|x-1|\le2"), (r"(-\infty,1)\cup(1,\infty)", r"\mathbb{R}\setminus\{1\}"),
+    (r"(-\infty,1)\cup(1,\infty)", r"x\ne1"), ("(3,4]", r"4\ge x>3"), ("x>3", "2x>6"), ("(2,5)", "x>2, x<5"),
+    ("(1,2]\\cup(2,3)", "(1,3)"), ("x<2 or x>3", r"(3,\infty)\cup(-\infty,2)"), ("a<b", "b>a"),
+    (r"(-\infty,0)\cup(0,\infty)", "ℝ∖{0}"), (r"\mathbb{R}", "all real numbers"),
     # matrices, ratios, bases, words
-    (r"\begin{pmatrix}1/2\\1\end{pmatrix}", r"\frac12\begin{bmatrix}1\\2\end{bmatrix}"), (r"\begin{pmatrix}1\\2\end{pmatrix}", "(1,2)"),
-    (r"\begin{pmatrix}6&8\end{pmatrix}", r"\begin{pmatrix}1&2\end{pmatrix}+\begin{pmatrix}5&6\end{pmatrix}"), ("7:32", "7 : 32"), ("3:4", "6:8"),
-    (r"3:30\text{ PM}", "3:30 p.m."), ("52_8", "52_{8}"), ("Yes", r"\text{yes}"), (r"\text{(C)}", "C"), (r"\text{Evelyn}", r"\textbf{Evelyn.}"),
-    ("odd $n$", r"\text{odd } n"), ("B", r"\textbf{(B) }12"), ("12", r"\textbf{(B) }12"), (r"\text{no solution}", r"\varnothing"), (r"\infty", "infinity"),
-    ("4.12310562561766", r"\sqrt{17}"), ("9^{9^{9^9}}", "9^{9^{9^9}}"),
+    (r"\begin{pmatrix}1/2\\1\end{pmatrix}", r"\frac12\begin{bmatrix}1\\2\end{bmatrix}"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", "(1,2)"),
+    (r"\begin{pmatrix}6&8\end{pmatrix}", r"\begin{pmatrix}1&2\end{pmatrix}+\begin{pmatrix}5&6\end{pmatrix}"),
+    ("7:32", "7 : 32"), ("3:4", "6:8"), (r"3:30\text{ PM}", "3:30 p.m."), ("52_8", "52_{8}"), ("Yes", r"\text{yes}"),
+    (r"\text{(C)}", "C"), (r"\text{Evelyn}", r"\textbf{Evelyn.}"), ("odd $n$", r"\text{odd } n"),
+    ("B", r"\textbf{(B) }12"), ("12", r"\textbf{(B) }12"), (r"\text{no solution}", r"\varnothing"),
+    (r"\infty", "infinity"), ("4.12310562561766", r"\sqrt{17}"), ("9^{9^{9^9}}", "9^{9^{9^9}}"),
+    # equations up to a factor that makes no solution; quadratic inequalities
+    (r"y=\frac1x", "xy=1"), (r"y=\frac{2}{x+1}", "y(x+1)=2"), ("PV=nRT", r"P=\frac{nRT}{V}"),
+    (r"y=\frac{\pi}{x}", r"xy=\pi"), (r"m\frac{dv}{dt}+bv=f", r"\frac{dv}{dt}=\frac{f-bv}{m}"), ("(-3,3)", "x^2<9"),
+    (r"(-\infty,-1]\cup[4,\infty)", r"x^2-3x-4\ge0"), ("(1,3)", "-x^2+4x-3>0"), (r"\emptyset", "x^2<0"),
+    (r"\mathbb{R}\setminus\{2\}", "(x-2)^2>0"), (r"x\ne\pm2", r"x^2\ne4"), ("1,-1,3", r"x\in\{3,\pm1\}"),
+    # compound quantities, multiples, transposed tuples
+    (r"90\text{ minutes}", r"1\text{ hour }30\text{ minutes}"), ("74 inches", r"6\text{ ft }2\text{ in}"),
+    (r"\$3.50", "3 dollars and 50 cents"), ("15000000", "15 million"), ("300000", "300 thousand dollars"),
+    (r"2.5\times10^5\text{ J}", r"250\text{ kJ}"), (r"\begin{pmatrix}1\\2\\3\end{pmatrix}", "(1,2,3)^T"),
+    # where sympy's canonical form decides
+    (r"\int_0^1 x^2 dx", r"\int_0^1 t^2\,dt"), (r"\sum_{k=1}^\infty\frac1{k^2}", r"\sum_{n=1}^\infty\frac{1}{n^2}"),
+    (r"\sqrt2+10^{-50}", r"10^{-50}+\sqrt2"), (r"10^{50}+\sqrt8", r"2\sqrt2+10^{50}"), (r"\ln(x^2)", r"2\ln|x|"),
+    ("6", r"\sum_{i=0}^{3} i"),
 ]
 ONE_WAY = [     # what an answer may add, a gold answer asks for
-    ("B", r"\textbf{(B) }12"), ("12", r"\textbf{(B) }12"), ("1000.99", "1,000.99m²"), ("ax+b", "b+ax, where b is odd"),
+    ("B", r"\textbf{(B) }12"), ("12", r"\textbf{(B) }12"), ("1000.99", "1,000.99m²"),
+    ("ax+b", "b+ax, where b is odd"),
 ]
 DIFFERENT = [
     # exact values
-    ("1/3", "0.33"), (r"\pi", "3.14"), ("262537412640768744", r"e^{\pi\sqrt{163}}"), ("1/2^{99}", "1/2^{98}"), ("0", r"\frac{1}{3^{10^9}}"), ("0", "e^{-200}"),
-    ("10000", "10001"), ("R+r", "2R"), ("Nn", "n^2"), (r"\alpha", "a"), (r"\sqrt{x^2}", "x"), ("|x|", "x"), (r"\lfloor x\rfloor", "x"),
-    (r"\lfloor\frac{2n-1}{5}\rfloor", r"\lfloor\frac{2n+1}{5}\rfloor"), ("e^t/3", "e^{t/3}"), (r"\frac{a+b}{c}", r"a+\frac bc"), ("I(0)", "I(1)"), ("f(x)", "fx"),
-    ("4.5e33", r"4.5e\cdot33"), ("0", r"\frac00"), ("1", r"\frac{\text{any}}{\text{any}}"), (r"\dot x", "x"), ("2", r"\frac{dy}{dx}"),
+    ("1/3", "0.33"), (r"\pi", "3.14"), ("262537412640768744", r"e^{\pi\sqrt{163}}"), ("1/2^{99}", "1/2^{98}"),
+    ("0", r"\frac{1}{3^{10^9}}"), ("0", "e^{-200}"), ("10000", "10001"), ("R+r", "2R"), ("Nn", "n^2"),
+    (r"\alpha", "a"), (r"\sqrt{x^2}", "x"), ("|x|", "x"), (r"\lfloor x\rfloor", "x"),
+    (r"\lfloor\frac{2n-1}{5}\rfloor", r"\lfloor\frac{2n+1}{5}\rfloor"), ("e^t/3", "e^{t/3}"),
+    (r"\frac{a+b}{c}", r"a+\frac bc"), ("I(0)", "I(1)"), ("f(x)", "fx"), ("4.5e33", r"4.5e\cdot33"),
+    ("0", r"\frac00"), ("1", r"\frac{\text{any}}{\text{any}}"), (r"\dot x", "x"), ("2", r"\frac{dy}{dx}"),
     # percent, units
-    (r"0.5\%", "0.5"), ("28", "0.28"), (r"90\text{ minutes}", r"90\text{ hours}"), (r"20\text{ cm}^2", r"20\text{ cm}^3"), (r"\$5", "5 cents"),
-    (r"\frac{1}{\sqrt2}c", r"\frac{1}{\sqrt2}"), ("12", r"12\text{ is wrong}"), (r"12\text{ apples}", r"12\text{ pears}"),
+    (r"0.5\%", "0.5"), ("28", "0.28"), (r"90\text{ minutes}", r"90\text{ hours}"),
+    (r"20\text{ cm}^2", r"20\text{ cm}^3"), (r"\$5", "5 cents"), (r"\frac{1}{\sqrt2}c", r"\frac{1}{\sqrt2}"),
+    ("12", r"12\text{ is wrong}"), (r"12\text{ apples}", r"12\text{ pears}"),
     # labels and equations
-    ("7=11a+c", "11a+c"), ("a+3z=0", "0"), ("3", "n=3k"), ("25", "24=25=26"), ("x=1", "y=1"), ("y=2x+3", "0=0"), ("y=2x+3", "y=y"), ("y=2x", "y=-2x"),
-    ("f(x)=x^2", "g(x)=x^2"), ("33", "m+n=33"), ("6", "|x|=6"), ("MR=SRMC", "SRMC"),
-    ("f(x)=ax+b, where b is odd", "f(x)=ax+b, where b is even"),
+    ("7=11a+c", "11a+c"), ("a+3z=0", "0"), ("3", "n=3k"), ("25", "24=25=26"), ("x=1", "y=1"), ("y=2x+3", "0=0"),
+    ("y=2x+3", "y=y"), ("y=2x", "y=-2x"), ("f(x)=x^2", "g(x)=x^2"), ("33", "m+n=33"), ("6", "|x|=6"),
+    ("MR=SRMC", "SRMC"), ("f(x)=ax+b, where b is odd", "f(x)=ax+b, where b is even"),
     # lists, sets, tuples
-    ("1,2,3", "1,2"), ("1,2", "1,2,3"), (r"3\pm\sqrt2", r"3+\sqrt2,3+\sqrt2"), ("2", r"\pm2"), ("25", "25 or 26"), ("(1,2)", "(2,1)"), ("(3,1)", r"\{1,3\}"),
-    ("(1,2)", "(1,2),(2,1)"), ("1,2", "(1,2)"), (r"\emptyset", "0"), (r"\emptyset", r"\{0\}"), ("9500", "9,5,0,0"), ("2, 3", "23"), ("2", "(0,1)"),
+    ("1,2,3", "1,2"), ("1,2", "1,2,3"), (r"3\pm\sqrt2", r"3+\sqrt2,3+\sqrt2"), ("2", r"\pm2"), ("25", "25 or 26"),
+    ("(1,2)", "(2,1)"), ("(3,1)", r"\{1,3\}"), ("(1,2)", "(1,2),(2,1)"), ("1,2", "(1,2)"), (r"\emptyset", "0"),
+    (r"\emptyset", r"\{0\}"), ("9500", "9,5,0,0"), ("2, 3", "23"), ("2", "(0,1)"),
     # intervals
-    ("(0,9)", "[0,9)"), ("(0,12.5)", r"0\le x\le12.5"), (r"(-\infty,1)\cup(1,\infty)", r"\mathbb{R}"), ("5", "[0,10]"), ("x>3", "y>3"), ("a<b", r"a\le b"),
-    (r"x\ge5", "5"), ("(3,4]", "4"), ("[1,2]", r"\{1,2\}"), ("(0,1)", "(1,0)"),
+    ("(0,9)", "[0,9)"), ("(0,12.5)", r"0\le x\le12.5"), (r"(-\infty,1)\cup(1,\infty)", r"\mathbb{R}"),
+    ("5", "[0,10]"), ("x>3", "y>3"), ("a<b", r"a\le b"), (r"x\ge5", "5"), ("(3,4]", "4"), ("[1,2]", r"\{1,2\}"),
+    ("(0,1)", "(1,0)"),
     # matrices, ratios, bases, words
-    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1&2\end{pmatrix}"), (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}"),
-    ("7:32", "32:7"), ("1:2", "12"), ("3:05", "3:5"), (r"3:30\text{ PM}", r"3:30\text{ AM}"), ("52_8", "528"), ("52_8", "52_9"), ("1010_2", "10"),
-    (r"\text{yes}", r"\text{no}"), ("C", "c"), ("B", r"\text{B, C}"), (r"\text{even}", r"\text{even or odd}"), ("1", r"\text{True}"), ("0", r"\text{None}"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1&2\end{pmatrix}"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}"), ("7:32", "32:7"), ("1:2", "12"),
+    ("3:05", "3:5"), (r"3:30\text{ PM}", r"3:30\text{ AM}"), ("52_8", "528"), ("52_8", "52_9"), ("1010_2", "10"),
+    (r"\text{yes}", r"\text{no}"), ("C", "c"), ("B", r"\text{B, C}"), (r"\text{even}", r"\text{even or odd}"),
+    ("1", r"\text{True}"), ("0", r"\text{None}"),
+    # equations with other solutions
+    ("y=1", "x(y-1)=0"), ("x=1", "x^2=x"), ("xy=1", r"y=-\frac1x"), ("y^2=4x", r"y=2\sqrt x"),
+    ("PV=nRT", r"P=\frac{nRV}{T}"), (r"\pm2", "x^2=4"), ("(-3,3)", r"x^2\le9"), ("(1,3)", "-x^2+4x-3<0"),
+    (r"90\text{ minutes}", r"1\text{ hour }20\text{ minutes}"), ("15", "15 million"), (r"\ln|x|", r"\ln x"),
+    # where sympy's canonical form decides
+    (r"\int_0^1 x^2 dx", r"\int_0^1 t^3\,dt"), (r"\sum_{k=1}^\infty\frac1{k^2}", r"\sum_{n=2}^\infty\frac{1}{n^2}"),
+    (r"\sqrt2", r"\sqrt2+10^{-50}"), (r"\pi", r"\pi+10^{-1000}"), (r"\sqrt2", r"\sqrt2+e^{-200}"),
+    (r"10^{50}+\pi", "10^{50}+3"), ("1", "e^{10^{-60}}"), (r"\sqrt x", r"\sqrt x+10^{-50}"),
+    # no value, or not this one
     ("25", r"\text{the reference}"), ("25", "x"), ("25", "?"), ("25", r"\phantom{25}"), ("7", "nan"), ("5", ""),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sympy_is_imported():
+    """So that no verdict's time holds the import, once a process, of what decides the rare ones."""
+    import nano_exgrpo.sympy_form
+
+    nano_exgrpo.sympy_form.to_sympy(nano_exgrpo.latex.parse("x"))
 
 
 @pytest.mark.parametrize("gold, answer", EQUAL, ids=[" ~ ".join(c) for c in EQUAL])
@@ -95,23 +143,28 @@ def test_equality_is_reflexive_and_symmetric():
 
 
 @pytest.mark.parametrize("response, answer", [
-    (r"First \boxed{5}, no: \boxed{7}.", "7"), (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"), (r"\fbox{$8\sqrt{6}$}", r"$8\sqrt{6}$"), (r"\boxed 7$.", "7"),
-    (r"put it in \boxed . Here: \boxed{42}", "42"), (r"\boxed{42}. Once more: \boxed{4", None), (r"\boxed{}", None), (r"\boxed{42} or \boxed{}", None),
-    (r"<think>\boxed{5}</think> so \boxed{7}", "7"), (r"<think>\boxed{5}</think> I give up", None), (r"\(\boxed{1}\) and \(\boxed{-2}\).", "1, -2"),
-    (r"$\boxed{2}, \boxed{3}$", "2, 3"), (r"\boxed{9} \boxed{9} and finally \boxed{42}", "42"), (r"\boxed{\{1,2\}}", r"\{1,2\}"),
-    ("so 72.\n#### 72", "72"), ("Final Answer: **73**", "73"), ("The answer is 72, in total.", "72"), ("Answer: $13$", "13"),
-    ("Final Answer: The final answer is $2\\sqrt{3}$. I hope it is correct.", r"2\sqrt{3}"), ("<answer>72</answer>", "72"), ("<answer></answer>", None),
-    ("The answer is _120°_.", "120°"), ("we must still test 6", None), ("", None), ("Answer: 5.5", "5.5"),
+    (r"First \boxed{5}, no: \boxed{7}.", "7"), (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+    (r"\fbox{$8\sqrt{6}$}", r"$8\sqrt{6}$"), (r"\boxed 7$.", "7"), (r"put it in \boxed . Here: \boxed{42}", "42"),
+    (r"\boxed{42}. Once more: \boxed{4", None), (r"\boxed{}", None), (r"\boxed{42} or \boxed{}", None),
+    (r"<think>\boxed{5}</think> so \boxed{7}", "7"), (r"<think>\boxed{5}</think> I give up", None),
+    (r"\(\boxed{1}\) and \(\boxed{-2}\).", "1, -2"), (r"$\boxed{2}, \boxed{3}$", "2, 3"),
+    (r"\boxed{9} \boxed{9} and finally \boxed{42}", "42"), (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+    ("so 72.\n#### 72", "72"), ("Final Answer: **73**", "73"), ("The answer is 72, in total.", "72"),
+    ("Answer: $13$", "13"), ("Final Answer: The final answer is $2\\sqrt{3}$. I hope it is correct.", r"2\sqrt{3}"),
+    ("<answer>72</answer>", "72"), ("<answer></answer>", None), ("The answer is _120°_.", "120°"),
+    ("we must still test 6", None), ("", None), ("Answer: 5.5", "5.5"),
 ])
 def test_extraction(response, answer):
     assert extract_answer(response) == answer
 
 
 @pytest.mark.parametrize("response, letter", [
-    (r"\boxed{C}", "C"), (r"\boxed{\text{(C)}}", "C"), (r"\boxed{\textbf{(B) }12}", "B"), ("The answer is (B).", "B"), ("the correct answer is: D", "D"),
-    ("Answer: B", "B"), ("Final answer: **(A)**", "A"), ("B", "B"), ("(C)", "C"), (r"\boxed{\text{Option D}}", "D"), ("The answer is (J) because", "J"),
-    (r"The correct option is \boxed{C}. A common mistake is B.", "C"), (r"\boxed{B, C}", None), (r"\boxed{12}", None), ("A nice problem.", None), (r"\boxed{}", None),
-    ("The answer is A or B", None), ("The answer is unclear", None), ("", None),
+    (r"\boxed{C}", "C"), (r"\boxed{\text{(C)}}", "C"), (r"\boxed{\textbf{(B) }12}", "B"), ("The answer is (B).", "B"),
+    ("the correct answer is: D", "D"), ("Answer: B", "B"), ("Final answer: **(A)**", "A"), ("B", "B"), ("(C)", "C"),
+    (r"\boxed{\text{Option D}}", "D"), ("The answer is (J) because", "J"),
+    (r"The correct option is \boxed{C}. A common mistake is B.", "C"), (r"\boxed{B, C}", None), (r"\boxed{12}", None),
+    ("A nice problem.", None), (r"\boxed{}", None), ("The answer is A or B", None), ("The answer is unclear", None),
+    ("", None),
 ])
 def test_choice(response, letter):
     assert extract_choice(response) == letter
@@ -122,16 +175,17 @@ def test_choice_letters_are_an_argument():
 
 
 def test_reward_is_one_or_zero():
-    assert reward(r"\boxed{1{,}024}", "1024") == 1.0 and reward(r"\boxed{1025}", "1024") == 0.0 and reward("1024", "1024") == 0.0
+    assert reward(r"\boxed{1{,}024}", "1024") == 1.0 and reward(r"\boxed{1025}", "1024") == 0.0 and reward("1024",
+        "1024") == 0.0
 
 
 def _in_thread(call, *arguments):
-    """(result, seconds) of a call in a worker thread."""
+    """(result, seconds of CPU time) of a call in a worker thread."""
     out = []
 
     def work():
-        start = time.perf_counter()
-        out.append((call(*arguments), time.perf_counter() - start))
+        start = time.thread_time()
+        out.append((call(*arguments), time.thread_time() - start))
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -141,16 +195,20 @@ def _in_thread(call, *arguments):
 
 
 HOSTILE = [
-    "9^{9^{9^{9}}}", "10**10**10", "((9**9)**9999)**9999", "99999999999999!", "factorial(10000000000)", r"\binom{1000000}{500000}", "(x+1)^{1000000}",
-    r"\prod_{k=1}^{1000000000}(k+\sqrt2)", r"\sum_{k=1}^{100}" * 6 + "k", r"\sum_{k=1}^{100}\frac{1}{k^{300}+k}", r"\lfloor 10^{5000}\pi\rfloor",
-    r"\sin(10^{1000000})", "e^{e^{e^{10}}}", r"\log_{2}(2^{2^{2^{2^{2^2}}}})", "1" * 100_000, "{" * 5000 + "1" + "}" * 5000, r"\sqrt{" * 2000, "x(" * 1900,
-    "x(1+" * 28 + "x" + ")" * 28, "a" * 3999, ",".join(r"\sqrt{%d}" % n for n in range(300)), r"[0,1]\cup" * 400 + "[2,3]", "1=" * 700 + "1", r"\pm1" * 10,
-    r"\text{" * 600, "0." + "3" * 3900, "0." + "12345" * 700 + "...", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}" * 40, "1e5000-1e-5000", "\0", "\u202e6", "(" * 4000, "5\\", "\\text{5\\}",
+    "9^{9^{9^{9}}}", "10**10**10", "((9**9)**9999)**9999", "99999999999999!", "factorial(10000000000)",
+    r"\binom{1000000}{500000}", "(x+1)^{1000000}", r"\prod_{k=1}^{1000000000}(k+\sqrt2)",
+    r"\sum_{k=1}^{100}" * 6 + "k", r"\sum_{k=1}^{100}\frac{1}{k^{300}+k}", r"\lfloor 10^{5000}\pi\rfloor",
+    r"\sin(10^{1000000})", "e^{e^{e^{10}}}", r"\log_{2}(2^{2^{2^{2^{2^2}}}})", "1" * 100_000,
+    "{" * 5000 + "1" + "}" * 5000, r"\sqrt{" * 2000, "x(" * 1900, "x(1+" * 28 + "x" + ")" * 28, "a" * 3999,
+    ",".join(r"\sqrt{%d}" % n for n in range(300)), r"[0,1]\cup" * 400 + "[2,3]", "1=" * 700 + "1", r"\pm1" * 10,
+    r"\text{" * 600, "0." + "3" * 3900, "0." + "12345" * 700 + "...", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}" * 40,
+    "1e5000-1e-5000", "\0", "\u202e6", "(" * 4000, "5\\", "\\text{5\\}",
 ]
 CODE = [
-    "__import__('os').system('touch pwned')", "open('pwned','w')", "[open('pwned','w') for _ in [0]]", "().__class__.__base__.__subclasses__()",
-    "lambdify([], Symbol('__import__(\"os\").system(\"touch pwned\")'))()", "5 or __import__('os').system('touch pwned')", "$(touch pwned)",
-    r"\input{/etc/hostname}", r"\write18{touch pwned}", "{{config}}", "%s%n", "raise SystemExit",
+    "__import__('os').system('touch pwned')", "open('pwned','w')", "[open('pwned','w') for _ in [0]]",
+    "().__class__.__base__.__subclasses__()", "lambdify([], Symbol('__import__(\"os\").system(\"touch pwned\")'))()",
+    "5 or __import__('os').system('touch pwned')", "$(touch pwned)", r"\input{/etc/hostname}",
+    r"\write18{touch pwned}", "{{config}}", "%s%n", "raise SystemExit",
 ]
 
 
@@ -158,24 +216,28 @@ CODE = [
 def test_hostile_input_is_rejected_at_once_in_a_thread(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for gold in ("5", r"\sqrt2", "1,2", "x=5", r"\lfloor n\rfloor"):
-        best = min(_in_thread(reward, rf"so \boxed{{{text}}}", gold)[1] for _ in range(1))
         verdict, seconds = _in_thread(is_equal, gold, text)
-        assert verdict is False
-        assert min(best, seconds) < 8 * SLOWEST                  # a hang, not a busy machine
+        assert verdict is False and seconds < SLOWEST
+        assert _in_thread(reward, rf"so \boxed{{{text}}}", gold)[1] < SLOWEST
     assert not list(tmp_path.iterdir())
 
 
 def test_long_responses_are_read_in_linear_time():
-    for response, expected in (("word " * 40_000 + r"\boxed{42}", 1.0), (r"\boxed{9} " * 20_000 + r"so \boxed{42}", 1.0), (r"\boxed{" * 20_000, 0.0),
-                               (r"\boxed" * 20_000, 0.0), ("$" * 100_000, 0.0), ("answer is " * 20_000, 0.0), ("\n" * 100_000 + r"\boxed{6}", 0.0),
-                               ("<answer>" * 20_000, 0.0), (r"\boxed{42},\boxed{" * 5_000, 0.0), ("</think>" * 20_000 + r"\boxed{42}", 1.0)):
+    for response, expected in (("word " * 40_000 + r"\boxed{42}", 1.0),
+                               (r"\boxed{9} " * 20_000 + r"so \boxed{42}", 1.0), (r"\boxed{" * 20_000, 0.0),
+                               (r"\boxed" * 20_000, 0.0), ("$" * 100_000, 0.0), ("answer is " * 20_000, 0.0),
+                               ("\n" * 100_000 + r"\boxed{6}", 0.0), ("<answer>" * 20_000, 0.0),
+                               (r"\boxed{42},\boxed{" * 5_000, 0.0),
+                               ("</think>" * 20_000 + r"\boxed{42}", 1.0)):
         value, seconds = _in_thread(reward, response, "42")
-        assert value == expected and seconds < 8 * SLOWEST
+        assert value == expected and seconds < SLOWEST
 
 
-_PIECES = (r"\frac { } ( ) [ ] ^ _ + - * / ! % \sqrt \sin \log_ x n e i 9 99 0 . , ; \pm = < \le \cup \{ \} | \infty \pi \text{ \sum_{k=1}^{ \int \binom "
-           r"\lfloor \rfloor \begin{pmatrix} \end{pmatrix} & \\ \circ ° ½ ² √ mod \overline ' : \ldots 1e9 10^{ \left \right \lim_{x\to f( $ \gcd( \in "
-           r"\mathbb{R} \setminus and or \angle \choose \frac12 9^9^9^9 999999! \tan \arcsin \cosh \min \vec \dot \mathrm{").split()
+_PIECES = (r"\frac { } ( ) [ ] ^ _ + - * / ! % \sqrt \sin \log_ x n e i 9 99 0 . , ; \pm = < \le \cup \{ \} | "
+           r"\infty \pi \text{ \sum_{k=1}^{ \int \binom \lfloor \rfloor \begin{pmatrix} \end{pmatrix} & \\ \circ ° "
+           r"½ ² √ mod \overline ' : \ldots 1e9 10^{ \left \right \lim_{x\to f( $ \gcd( \in \mathbb{R} \setminus "
+           r"and or \angle \choose \frac12 9^9^9^9 999999! \tan \arcsin \cosh \min \vec \dot "
+           r"\mathrm{").split()
 
 
 def _fuzz(seed: int, count: int) -> list[float]:
@@ -190,24 +252,25 @@ def _fuzz(seed: int, count: int) -> list[float]:
             text = rng.choice(pool)
             for _ in range(rng.randint(1, 4)):
                 at = rng.randint(0, len(text))
-                text = rng.choice([text[:at] + rng.choice(_PIECES) + text[at:], text[:at] + text[at + rng.randint(1, 3):],
-                                   text[:at] + rng.choice(pool)[:30] + text[at:], text[:at] + text[at:at + 8] * rng.randint(2, 5) + text[at:]])
+                text = rng.choice([text[:at] + rng.choice(_PIECES) + text[at:],
+                                   text[:at] + text[at + rng.randint(1, 3):],
+                                   text[:at] + rng.choice(pool)[:30] + text[at:],
+                                   text[:at] + text[at:at + 8] * rng.randint(2, 5) + text[at:]])
         gold = rng.choice(pool) if rng.random() < 0.7 else text + "+0"
-        start = time.perf_counter()
+        start = time.thread_time()
         assert is_equal(gold, text) in (True, False)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.thread_time() - start)
     return sorted(seconds)
 
 
 def test_fuzz():
-    seconds = _fuzz(0, 6_000)
-    assert seconds[-3] < SLOWEST                                 # two may meet a pause of the machine
+    assert _fuzz(0, 6_000)[-1] < SLOWEST
 
 
 @pytest.mark.slow
 def test_fuzz_long():
     for seed in range(1, 5):
-        assert _fuzz(seed, 20_000)[-3] < SLOWEST
+        assert _fuzz(seed, 20_000)[-1] < SLOWEST
 
 
 @pytest.mark.skipif(not HANDED.exists(), reason="the handed cases are not here")
@@ -218,9 +281,9 @@ def test_handed_cases(tmp_path, monkeypatch):
 
     def work():
         for case in cases:
-            start = time.perf_counter()
+            start = time.thread_time()
             verdict = reward(case["response"], case["gold"]) == 1.0
-            slowest.append(time.perf_counter() - start)
+            slowest.append(time.thread_time() - start)
             total[case["kind"]] += 1
             right[case["kind"]] += verdict is case["expected"]
             accepted[case["kind"]] += verdict and not case["expected"]
@@ -229,14 +292,16 @@ def test_handed_cases(tmp_path, monkeypatch):
     asked = [kind for kind in total if kind not in ("nobox", "convention")]
     assert sum(right[k] for k in asked) / sum(total[k] for k in asked) >= 0.993, right
     assert right["gold_self"] == total["gold_self"]
-    assert not any(accepted[k] for k in ("hack", "near_miss", "cross_gold", "robust")) and sum(accepted.values()) <= 2, accepted
-    assert sorted(slowest)[-3] < SLOWEST
+    assert not any(accepted[k] for k in ("hack", "near_miss", "cross_gold",
+                                         "robust")) and sum(accepted.values()) <= 2, accepted
+    assert max(slowest) < SLOWEST
     assert not list(tmp_path.iterdir())
     golds = {case["gold"] for case in cases}
     assert [g for g in golds if not is_equal(g, g)] == []
 
 
-FRONT_END = ("tokens units tree cursor commands expressions latex sympy_form arithmetic values reals comparison equality "
+FRONT_END = ("tokens units tree cursor commands expressions latex sympy_form arithmetic values reals comparison "
+             "equality "
              "words checker").split()
 
 
@@ -247,12 +312,14 @@ def test_only_the_standard_library_and_sympy_are_imported():
         roots = {(node.module or "").split(".")[0] if isinstance(node, ast.ImportFrom) else alias.name.split(".")[0]
                  for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names}
         assert roots <= set(sys.stdlib_module_names) | {"sympy", "mpmath", "nano_exgrpo"}, name
-        calls = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+        calls = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func,
+            ast.Name)}
         assert not calls & {"eval", "exec", "compile", "__import__", "sympify", "parse_expr"}, name
 
 
 def test_the_import_is_light():
-    script = "import sys, nano_exgrpo.checker as c; assert c.is_equal('5', '5'); print(sorted(m for m in ('sympy', 'mpmath', 'torch') if m in sys.modules))"
+    script = ("import sys, nano_exgrpo.checker as c; assert c.is_equal('5', '5'); "
+              "print(sorted(m for m in ('sympy', 'mpmath', 'torch') if m in sys.modules))")
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -260,5 +327,6 @@ def test_the_import_is_light():
 def test_the_command_explains_a_verdict(capsys):
     assert checker.main(["x=5", r"so \boxed{6}"]) == 0
     shown = capsys.readouterr().out
-    assert "'6'" in shown and "x = 5" in shown and "different rational numbers" in shown and "reward      0.0" in shown
+    for part in ("'6'", "x = 5", "Eq(x, 5)", "different rational numbers", "reward      0.0"):
+        assert part in shown
     assert checker.main(["5"]) == 2
