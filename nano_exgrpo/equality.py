@@ -7,7 +7,7 @@
 - p% is p/100; a percent sign may be dropped or added on a number of at least 1. Degrees may be dropped or added.
 - a unit dropped or added is fine, a conflicting one is not.
 - a label dropped or added is fine (`x=5` and `5`); an equation is not its right side, and equals another one if
-  one is a constant multiple of the other.
+  it is the other times a factor that makes no new solution (a constant; `y = 1/x` and `xy = 1`).
 - lists and sets are unordered, every value once; tuples are ordered; intervals equal the inequalities they solve.
 - matrices are equal entry by entry; numerals with a base, ratios and times as written.
 
