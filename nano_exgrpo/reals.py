@@ -1,8 +1,9 @@
 """Stage 4 of the answer checker, first third: sets of real numbers.
 
-An interval and the inequality that it solves to are equal. A set is a list of pieces (low, low closed, high, high closed) whose ends are trees, None for an infinity.
-`RealLine.real_set` reads one from an interval, a union, a finite set, an inequality or a chain of them;
-unions, complements and intersections are computed where the ends are constants, which can be ordered.
+An interval and the inequality that it solves to are equal. A set is a list of pieces (low, low closed, high, high
+closed) whose ends are trees, None for an infinity. `RealLine.real_set` reads one from an interval, a union, a finite
+set, an inequality (linear or quadratic in one symbol, or of an absolute value) or a chain of them; unions,
+complements and intersections are computed where the ends are constants, which can be ordered.
 """
 
 from __future__ import annotations
