@@ -199,8 +199,8 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
         samples = sample_rows(policy, groups, config) if distributed.is_main() else []
 
         # 6. Loss and update.
-        clipped_fresh = config.clip_when_mixed or not started
-        update = update_policy(policy, optimizer, groups, advantages, config, clip_range=config.clip_range if clipped_fresh else None)
+        clip_range = config.clip_range if config.clip_when_mixed or not started else None
+        update = update_policy(policy, optimizer, groups, advantages, config, clip_range=clip_range)
         bad_steps = bad_steps + 1 if update["skipped_updates"] else 0
         clock.lap("update")
 
@@ -221,7 +221,8 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
         if last or (config.eval_every and step % config.eval_every == 0):
             row.update(evaluate_now())
             clock.lap("eval")
-        row.update(clock.metrics(), tokens_per_second=round(tokens / clock.total("choose", "generate", "reward", "update")))
+        seconds = clock.total("choose", "generate", "reward", "update")
+        row.update(clock.metrics(), tokens_per_second=round(tokens / seconds))
         log("metrics.jsonl", [row])
         log("samples.jsonl", [{"step": step, **sample} for sample in samples])
         progress.set_postfix(
@@ -240,7 +241,8 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
             save(step)
         if stopping:
             progress.close()
-            start = "python" if distributed.world_size() == 1 else f"torchrun --nproc-per-node {distributed.world_size()} --"
+            world = distributed.world_size()
+            start = "python" if world == 1 else f"torchrun --nproc-per-node {world} --"
             print(f"\nstopped after step {step}; go on with: {start} train.py --resume {run}")
             return run
 
@@ -285,7 +287,8 @@ def main(argv: list[str] | None = None) -> int:
     except (RuntimeError, MemoryError) as error:
         sentence = explain(error, run)
         if sentence is None and distributed.world_size() > 1:
-            sentence = f"another process has ended, so this one (rank {distributed.rank()}) stops too: {str(error).splitlines()[0]}"
+            reason = str(error).splitlines()[0]
+            sentence = f"another process has ended, so this one (rank {distributed.rank()}) stops too: {reason}"
         if sentence is None:
             raise
         print(f"\ntrain.py: {sentence}", file=sys.stderr)

@@ -6,6 +6,7 @@ that runs can be compared. With several processes every figure is that of all of
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -105,13 +106,30 @@ def eval_metrics(rewards: list[list[float]]) -> dict[str, Any]:
 
 
 def summary(run: Path, config: TrainConfig) -> str:
+    """What a finished run says: what improved, by how much, how sure that is, and what to try next.
+
+    The difference's interval adds the squared distances to the ends of both intervals ("square and add", Newcombe
+    1998). It takes them as independent; they share their questions, so if anything it is too wide."""
     rows = [row for row in read_lines(run / "metrics.jsonl") if "eval/accuracy" in row]
-    first, last = rows[0], rows[-1]
-    return (
-        f"\nheld-out accuracy {first['eval/accuracy']:.3f} -> {last['eval/accuracy']:.3f} "
-        f"[{last['eval/low']:.3f}, {last['eval/high']:.3f}] on {last['eval/questions']} questions after {last['step']} steps\n"
-        f"curves: {run / 'curves.png'}   samples: {run / 'samples.jsonl'}   model: {run / 'model'}"
-    )
+    first, last = ((row["eval/accuracy"], row["eval/low"], row["eval/high"]) for row in (rows[0], rows[-1]))
+    gain = last[0] - first[0]
+    low = gain - math.hypot(last[0] - last[1], first[2] - first[0])
+    high = gain + math.hypot(last[2] - last[0], first[0] - first[1])
+    verdict = "improved" if low > 0 else "fell" if high < 0 else "did not change beyond chance"
+    lines = [
+        f"\nheld-out accuracy {verdict}: {first[0]:.3f} [{first[1]:.3f}, {first[2]:.3f}] -> {last[0]:.3f} "
+        f"[{last[1]:.3f}, {last[2]:.3f}], a difference of {gain:+.3f} [{low:+.3f}, {high:+.3f}]",
+        f"({rows[-1]['eval/questions']} questions, {rows[-1]['step']} steps of {config.algo}, 95 % intervals)",
+        f"look at   {run}/curves.png, {run}/samples.jsonl, python -m nano_exgrpo.htmlreport {run}",
+    ]
+    other = "grpo" if config.algo == "exgrpo" else "exgrpo"
+    if config.model == "toy":
+        lines.append(f"try next  python train.py --algo {other}   python eval.py --model {run} --show wrong")
+    else:
+        lines.append(f"try next  python eval.py --model {run} --bench gsm8k   python train.py --resume {run} --steps {2 * config.steps}")
+        if not config.save_every:
+            lines[-1] = f"try next  python eval.py --model {run} --bench gsm8k   more --steps, with --save-every to go on later"
+    return "\n".join(lines)
 
 
 class Stopwatch:

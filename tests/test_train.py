@@ -28,6 +28,7 @@ from nano_exgrpo import toy
 from nano_exgrpo import update as update_module
 from nano_exgrpo.config import TrainConfig, resolve
 from nano_exgrpo.loss import exgrpo_loss, group_advantages
+from nano_exgrpo.metrics import summary
 from nano_exgrpo.policy import load_policy, token_logprobs
 from nano_exgrpo.questions import InputError
 from nano_exgrpo.replay import ReplayBuffer
@@ -1100,3 +1101,18 @@ def test_the_toy_learns(tmp_path_factory, algo, capsys):
     for name in ("config.json", "metrics.jsonl", "samples.jsonl", "model/config.json"):
         assert (run / name).exists(), name
     load_policy(str(run / "model"), device=torch.device("cpu"))
+
+
+def test_the_summary_says_what_changed_and_how_sure_that_is(tmp_path):
+    """By hand: 0.2 in [0.1, 0.3] to 0.6 in [0.5, 0.7] is 0.4 more, give or take the hypotenuse of 0.1 and 0.1."""
+    rows = [
+        {"step": s, "eval/accuracy": a, "eval/low": a - 0.1, "eval/high": a + 0.1, "eval/questions": 50}
+        for s, a in ((0, 0.2), (5, 0.9), (10, 0.6))
+    ]
+    for end, words in ((0.6, "improved"), (0.25, "did not change beyond chance"), (-0.1, "fell")):
+        rows[-1].update({"eval/accuracy": end, "eval/low": end - 0.1, "eval/high": end + 0.1})
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        text = summary(tmp_path, resolve({}))
+        gain = end - 0.2
+        assert f"accuracy {words}: 0.200" in text and "(50 questions, 10 steps of exgrpo" in text
+        assert f"difference of {gain:+.3f} [{gain - 0.02**0.5:+.3f}, {gain + 0.02**0.5:+.3f}]" in text
