@@ -129,10 +129,14 @@ class RealLine:
             halves = self.solution(Rel([middle, low], [FLIPPED[ops[0]]])), self.solution(Rel([middle, high], ops[1:]))
             if None in halves:
                 return None
-            (variable, [first]), (_, [second]) = halves
-            if first[2] is not None or second[0] is not None:
-                first, second = second, first
-            return variable, [(first[0], first[1], second[2], second[3])]
+            (variable, left), (_, right) = halves
+            if len(left) == len(right) == 1:                     # two half-lines, whose ends may be symbols
+                first, second = left[0], right[0]
+                if first[2] is not None:
+                    first, second = second, first
+                if first[2] is second[0] is None and first[0] is not None and second[2] is not None:
+                    return variable, [(first[0], first[1], second[2], second[3])]
+            return variable, self.intersection(left, right)      # 1 < x^2 < 9
         return None
 
     def isolate(self, left: Node, right: Node) -> tuple[str, Node, bool] | None:

@@ -61,7 +61,7 @@ EQUAL = [
     # equations up to a factor that makes no solution; quadratic inequalities
     (r"y=\frac1x", "xy=1"), (r"y=\frac{2}{x+1}", "y(x+1)=2"), ("PV=nRT", r"P=\frac{nRT}{V}"),
     (r"y=\frac{\pi}{x}", r"xy=\pi"), (r"m\frac{dv}{dt}+bv=f", r"\frac{dv}{dt}=\frac{f-bv}{m}"), ("(-3,3)", "x^2<9"),
-    (r"(-\infty,-1]\cup[4,\infty)", r"x^2-3x-4\ge0"), ("(1,3)", "-x^2+4x-3>0"), (r"\emptyset", "x^2<0"),
+    (r"(-\infty,-1]\cup[4,\infty)", r"x^2-3x-4\ge0"), ("(1,3)", "-x^2+4x-3>0"), (r"(-3,-1)\cup(1,3)", "1<x^2<9"), ("[-3,3]", r"0\le x^2\le9"), (r"(-2,-1]\cup[1,2)", r"1\le|x|<2"), (r"\emptyset", "x^2<0"),
     (r"\mathbb{R}\setminus\{2\}", "(x-2)^2>0"), (r"x\ne\pm2", r"x^2\ne4"), ("1,-1,3", r"x\in\{3,\pm1\}"),
     # compound quantities, multiples, transposed tuples
     (r"90\text{ minutes}", r"1\text{ hour }30\text{ minutes}"), ("74 inches", r"6\text{ ft }2\text{ in}"),
