@@ -19,7 +19,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import torch  # noqa: E402
+
 from nano_exgrpo.htmlreport import group_samples  # noqa: E402
+from nano_exgrpo.policy import Policy, end_of_turn, load_policy, token_logprobs  # noqa: E402
 from nano_exgrpo.questions import InputError  # noqa: E402
 from nano_exgrpo.report import KINDS, kind, separation  # noqa: E402
 from nano_exgrpo.runlog import read_config, read_lines, write_text  # noqa: E402
@@ -30,23 +33,26 @@ METRICS = (
     "replay/weight_mean replay/ratio_mean buffer/questions buffer/trajectories buffer/retired buffer/buckets "
     "eval/accuracy eval/low eval/high"
 ).split()
+LONGEST_LIFE = 12  # groups of one question that fit a page
 Row = dict[str, Any]
 
 
 def lucky_and_reasoned(groups: dict[tuple[int, str], list[Row]], after: int) -> dict[str, Row]:
-    """A lucky guess and a reasoned success, from the first group after step `after` that holds both."""
+    """A success guessed at once and a reasoned one, from the first group after step `after` that holds both."""
     for (step, _), rows in groups.items():
         found: dict[str, Row] = {}
         for row in rows:
             if not row["replayed"]:
-                found.setdefault(kind(row["prompt"], row["response"], row["reward"]), row)
+                name = kind(row["prompt"], row["response"], row["reward"])
+                if name == "reasoned" or row["response"].strip().startswith("\\boxed"):
+                    found.setdefault(name, row)
         if step > after and {"lucky", "reasoned"} <= found.keys():
             return {name: found[name] for name in ("lucky", "reasoned")}
     raise InputError("no group of this run holds a lucky guess beside a reasoned success")
 
 
 def longest_life(groups: dict[tuple[int, str], list[Row]], started: int, group_size: int) -> Row:
-    """The question with most groups among those that were replayed and retired in the end: its groups, in order."""
+    """Of the questions that were replayed and retired, the one with most groups up to `LONGEST_LIFE`: its groups, in order."""
     lives: dict[str, list[Row]] = {}
     prompts: dict[str, str] = {}
     for (step, question), rows in groups.items():
@@ -58,9 +64,9 @@ def longest_life(groups: dict[tuple[int, str], list[Row]], started: int, group_s
             lives.setdefault(question, []).append(group)
             prompts[question] = rows[0]["prompt"]
     retired = {
-        q: life
-        for q, life in lives.items()
-        if any(g["replayed"] for g in life) and sum(life[-1]["rewards"]) == group_size
+        question: life
+        for question, life in lives.items()
+        if any(g["replayed"] for g in life) and sum(life[-1]["rewards"]) == group_size and len(life) <= LONGEST_LIFE
     }
     if not retired:
         raise InputError("no replayed question of this run was retired; train for more steps")
@@ -72,6 +78,48 @@ def kinds(rows: Iterable[Row]) -> dict[str, int]:
     """How many of the rows are reasoned, lucky, wrong."""
     counts = Counter(kind(row["prompt"], row["response"], row["reward"]) for row in rows)
     return {name: counts[name] for name in KINDS}
+
+
+def inverted_mask(policy: Policy, samples: Iterable[Row]) -> Row:
+    """How often the mean entropy over the *padding* chooses the same success of a question as that over its tokens.
+
+    An emulation of the released code's inverted mask: responses are padded to one more than the longest, and positions
+    are swapped. chance: the agreement of a choice at random."""
+    stored: dict[str, dict[str, Row]] = {}
+    for sample in samples:
+        if sample["reward"] > 0 and not sample["truncated"]:
+            stored.setdefault(sample["question"], {})[sample["response"]] = sample
+    several = [list(found.values()) for found in stored.values() if len(found) > 1]
+    encode = lambda text: torch.tensor(policy.tokenizer(text, add_special_tokens=False)["input_ids"])  # noqa: E731
+    end = torch.tensor([end_of_turn(policy.tokenizer)])
+    agree = 0
+    for successes in several:
+        responses = [torch.cat([encode(row["response"]), end]) for row in successes]
+        width = max(map(len, responses)) + 1
+        padded = [torch.cat([r, torch.full((width - len(r),), policy.pad_id)]) for r in responses]
+        prompt = encode(successes[0]["prompt"])
+        with torch.no_grad():
+            entropies = token_logprobs(policy, [prompt] * len(padded), padded)[1]  # [B, T]
+        right = [row[: len(r)].mean().item() for row, r in zip(entropies, responses, strict=True)]
+        wrong = [row[len(r) :].mean().item() for row, r in zip(entropies, responses, strict=True)]
+        agree += right.index(min(right)) == wrong.index(min(wrong))
+    count = max(1, len(several))
+    chance = sum(1 / len(found) for found in several) / count
+    return {"questions": len(several), "same choice": round(agree / count, 3), "chance": round(chance, 3)}
+
+
+def luck_of_a_random_choice(samples: Iterable[Row], started: int) -> float:
+    """Share of lucky trajectories that would have been replayed, had each been drawn at random from what was stored."""
+    stored: dict[str, dict[str, bool]] = {}  # question → response → is it lucky
+    shares = []
+    for row in samples:
+        lucky = kind(row["prompt"], row["response"], row["reward"]) == "lucky"
+        if row["replayed"]:
+            known = stored[row["question"]].values()
+            shares.append(sum(known) / len(known))
+        elif row["step"] >= started and row["reward"] > 0:
+            stored.setdefault(row["question"], {})[row["response"]] = lucky
+    return round(fmean(shares), 3) if shares else 0.0
 
 
 def record(run: Path) -> Row:
@@ -106,6 +154,7 @@ def record(run: Path) -> Row:
         },
         "fresh since start": kinds(row for row in samples if row["step"] >= started and not row["replayed"]),
         "replayed": kinds(row for row in samples if row["replayed"]),
+        "luck of a random choice": luck_of_a_random_choice(samples, started),
         "life": longest_life(groups, started, config["group_size"]),
     }
 
@@ -115,7 +164,10 @@ def main(argv: list[str]) -> int:
         print("usage: python docs/record.py RUN", file=sys.stderr)
         return 2
     try:
-        recorded = record(Path(argv[0]))
+        run = Path(argv[0])
+        recorded = record(run)
+        policy = load_policy(str(run / "model"), device=torch.device("cpu"))
+        recorded["inverted mask"] = inverted_mask(policy, read_lines(run / "samples.jsonl"))
     except InputError as error:
         print(f"docs/record.py: {error}", file=sys.stderr)
         return 2

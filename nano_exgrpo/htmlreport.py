@@ -298,6 +298,7 @@ def trajectory(row: Row, scale: float, earlier: list[Row]) -> str:
 
 
 def sample_section(samples: list[Row], count: int) -> str:
+    """The logged groups, at most `count` of them, each folded away under a line of its own."""
     groups = group_samples(samples)
     if not groups:
         return "<p>No samples were logged (--log-samples 0).</p>"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import re
 import xml.etree.ElementTree as ElementTree
 from functools import cache
@@ -13,9 +14,12 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-from nano_exgrpo.config import TrainConfig
+from nano_exgrpo.config import MAY_CHANGE, TrainConfig, resolve, to_dict
+from nano_exgrpo.policy import Policy
+from nano_exgrpo.questions import InputError
 
 TUTORIAL = ROOT / "TUTORIAL.md"
+Row = dict[str, Any]
 
 
 def load(name: str) -> Any:
@@ -69,7 +73,7 @@ def test_every_section_has_an_exercise_with_an_answer_that_was_run() -> None:
 
 
 def test_every_flag_in_the_text_exists() -> None:
-    names = {field.name for field in dataclasses.fields(TrainConfig)} | {"help", "check"}
+    names = {field.name for field in dataclasses.fields(TrainConfig)} | {"help", "check", "nproc_per_node"}
     flags = set(
         re.findall(r"(?<![\w-])--([a-z][a-z-]+)", re.sub(r"<!--.*?-->|<!--=.*?-->", "", text(), flags=re.DOTALL))
     )
@@ -155,3 +159,68 @@ def test_outputs_checks_and_values() -> None:
     assert "line 5: not true: x == 41" in sync.render(block + "<!-- check x == 41 -->")[1][0]
     assert sync.render(block + "<!--= x + 1 -->old<!--/-->")[0].endswith("<!--= x + 1 -->43<!--/-->")
     assert "ZeroDivisionError" in sync.render("```python run\n1 / 0\n```\n")[1][0]
+
+
+# -------------------------------------------------------------------------------- the recorded run
+
+
+def toy_sample(
+    step: int, question: str, response: str, reward: float, entropy: float, replayed: bool = False
+) -> Row:
+    prompt = "<|user|> " + question.replace("-", " + ") + " <|assistant|>"
+    return {
+        "step": step, "question": question, "prompt": prompt, "response": response, "reward": reward,
+        "entropy": entropy, "replayed": replayed, "tokens": [], "token_entropies": [],
+    }  # fmt: skip
+
+
+def test_what_is_kept_of_a_run(tmp_path: Path) -> None:
+    record = load("record").record
+    samples = [
+        toy_sample(1, "1-2", "\\boxed{ 3 }", 1, 0.9), toy_sample(1, "1-2", "\\boxed{ 4 }", 0, 0.8),
+        toy_sample(2, "1-2", "\\boxed{ 3 }", 1, 0.7), toy_sample(2, "1-2", "3 \\boxed{ 3 }", 1, 0.2),
+        toy_sample(2, "2-2", "\\boxed{ 4 }", 1, 0.6), toy_sample(2, "2-2", "\\boxed{ 5 }", 0, 0.5),
+        toy_sample(3, "2-2", "\\boxed{ 4 }", 1, 0.6, True), toy_sample(3, "2-2", "4 \\boxed{ 4 }", 1, 0.1),
+    ]  # fmt: skip
+    rows = [
+        {"step": 0, "eval/accuracy": 0.5},
+        *({"step": n, "reward": 0.5, "replay/started": n > 1} for n in (1, 2, 3)),
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in samples))
+    (tmp_path / "config.json").write_text(json.dumps({"group_size": 2, "log_samples": -1}))
+    kept = record(tmp_path)
+    assert kept["started"] == 2 and len(kept["metrics"]) == 4
+    assert kept["pair"]["lucky"]["entropy"] == 0.7 and kept["pair"]["reasoned"]["entropy"] == 0.2
+    assert kept["early"]["wrong"] == {"count": 2, "mean": 0.65, "median": 0.65}
+    assert kept["reasoned below"] == {"lucky": 1.0, "wrong": 1.0}
+    assert kept["luck of a random choice"] == 1.0
+    assert kept["replayed"] == {"reasoned": 0, "lucky": 1, "wrong": 0}
+    assert kept["fresh since start"] == {"reasoned": 2, "lucky": 2, "wrong": 1}
+    assert kept["life"]["question"] == "2-2" and [group["step"] for group in kept["life"]["groups"]] == [2, 3]
+    assert kept["life"]["groups"][1]["replayed"] and kept["life"]["groups"][1]["rewards"] == [1, 1]
+    (tmp_path / "config.json").write_text(json.dumps({"group_size": 2, "log_samples": 8}))
+    with pytest.raises(InputError, match="--log-samples -1"):
+        record(tmp_path)
+
+
+def test_entropy_over_padding_is_another_choice(policy: Policy) -> None:
+    """Three questions with two successes each on an untrained policy; the counts are what the function says they are."""
+    samples = [
+        {**toy_sample(1, question, response, 1, 0.5), "truncated": False}
+        for question in ("1-2", "2-1", "1-1")
+        for response in ("\\boxed{ 3 }", "3 \\boxed{ 3 }", "\\boxed{ 3 }")
+    ]
+    found = load("record").inverted_mask(
+        policy, [*samples, {**samples[0], "question": "alone"}, {**samples[0], "reward": 0}]
+    )
+    assert found["questions"] == 3 and found["chance"] == 0.5 and 0 <= found["same choice"] <= 1
+
+
+def test_the_recorded_run_is_one_of_the_default_toy() -> None:
+    """Else the text would show curves that `python train.py` does not give: record it anew (see the text's last section)."""
+    recorded = json.loads((ROOT / "docs" / "run.json").read_text(encoding="utf-8"))["settings"]
+    default = to_dict(resolve({"log_samples": -1}))
+    watched = [name for name in default if name not in ("run", "resume", "overwrite", *MAY_CHANGE)] + ["steps"]
+    changed = {name: (recorded.get(name, default[name]), default[name]) for name in watched}
+    assert {name: pair for name, pair in changed.items() if pair[0] != pair[1]} == {}
