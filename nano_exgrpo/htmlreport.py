@@ -278,7 +278,7 @@ def trajectory(row: Row, scale: float, earlier: list[Row]) -> str:
     note = ""
     if row["replayed"]:
         born = next((e for e in earlier if e.get("tokens") == row.get("tokens") and not e["replayed"]), None)
-        others = sorted({(e["step"], e["entropy"]) for e in earlier if e is not born and not e["replayed"]})
+        others = sorted({(e["step"], e["entropy"]) for e in earlier if e.get("tokens") != row.get("tokens") and not e["replayed"]})
         note = (
             f"<br><small>generated in step {born['step']}, entropy then {born['entropy']:.3f}"
             if born

@@ -92,6 +92,7 @@ def test_page_shows_what_was_logged(tmp_path: Path) -> None:
     assert cells == ["solved"]
     assert "step 3 · half · 1 of 2 right" in text
     assert "generated in step 2, entropy then 0.250" in text
+    assert "other successes" not in text  # the same tokens are no other success
     tokens = [attributes for tag, attributes in reader.tags if attributes.get("title") == "0.50 nats"]
     assert len(tokens) == 16
     assert sum(tag == "details" for tag, _ in reader.tags) == 5  # four groups and the settings
