@@ -1,6 +1,7 @@
 #!/usr/bin/env python
 """Does experience help? The paper's studies on the toy, over seeds, with paired statistics.
 
+    python study.py default                     train.py as it is, with and without replay, over seeds
     python study.py compare                     GRPO against ExGRPO, at equal fresh rollouts and equal compute
     python study.py tuning                      the learning rates tried, for both alike
     python study.py ablations                   one part of the method changed at a time
@@ -30,7 +31,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from nano_exgrpo.config import TrainConfig, resolve, to_dict
+from nano_exgrpo.config import PRESETS, TrainConfig, resolve, to_dict
 from nano_exgrpo.questions import InputError
 from nano_exgrpo.report import plot_study, read_curve, report_samples, table
 from nano_exgrpo.runlog import read_config, read_lines, write_text
@@ -93,6 +94,7 @@ def regimes() -> dict[str, dict[str, Any]]:
 
 
 STUDIES: dict[str, Study] = {
+    "default": Study({"train.py's default": dict(PRESETS["toy"])}, COMPARED, "grpo"),
     "compare": Study({"clean": CLEAN, "half wrong": HALF, "noisy": NOISY, "half wrong, strong": {**HALF, **STRONG}, "noisy, strong": {**NOISY, **STRONG}}, COMPARED, "grpo"),
     "tuning": Study({"clean": CLEAN, "noisy, strong": {**NOISY, **STRONG}}, {**COMPARED, **TUNED}, "grpo"),
     "ablations": Study({"noisy, strong": {**NOISY, **STRONG}}, ABLATED, "exgrpo"),
