@@ -209,6 +209,8 @@ class Comparison:
         if not all(isinstance(t, Num | Sym | Op) for r in (a, b) for t in r.terms):
             return False
         sides = difference(a), difference(b)
+        if symbols(sides[0]) != symbols(sides[1]):
+            return False
         return all(self.harmless_factor(sides, name, index)
                    for name in sorted(symbols(sides[0]) | symbols(sides[1])) for index in range(3))
 
@@ -233,8 +235,9 @@ class Comparison:
             else:
                 continue
             at.env[name] = zero
-            try:
-                return not close(at, at.value(extra), Fraction(0), extra, Num(Fraction(0)))
+            try:                                                # the zero may be rounded: so is the value there
+                value = at.value(extra)
+                return value != 0 and at.magnitude(value) > -2 * NOISE
             except Undefined:
                 return self.budget[0] > 0
         return False

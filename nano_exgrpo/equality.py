@@ -21,7 +21,7 @@ from nano_exgrpo.comparison import Comparison
 from nano_exgrpo.reals import FLIPPED, RealLine
 from nano_exgrpo.tree import (Based, Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, choose_signs, contents,
                               count_signs, has_matrix, is_constant, is_label, is_word_label, matrix_rows,
-                              same_function, show, substitute)
+                              same_function, show, substitute, symbols)
 
 BUDGET = 8_000              # work units of one verdict, some 5 microseconds each
 MAX_ITEMS = 64              # of a list or set
@@ -162,8 +162,9 @@ class Judge(Comparison):
                 if label_a == label_b and self.equal(value_a, value_b):
                     return True
                 renamed = same_function(label_a, label_b)
-                if renamed and self.equal(value_a, substitute(value_b, renamed)):
-                    return True
+                if renamed:
+                    captured = {x.name for x in renamed.values()} & (symbols(value_b) - set(renamed))    # f(m) = n
+                    return not captured and self.equal(value_a, substitute(value_b, renamed))
         if a.ops == b.ops and len(a.terms) == len(b.terms) and all(map(self.equal, a.terms, b.terms)):
             return bool(set(a.ops) - {"="}) or self.is_equation(a)
         if [FLIPPED.get(op) for op in reversed(a.ops)] == b.ops and all(

@@ -61,7 +61,8 @@ EQUAL = [
     # equations up to a factor that makes no solution; quadratic inequalities
     (r"y=\frac1x", "xy=1"), (r"y=\frac{2}{x+1}", "y(x+1)=2"), ("PV=nRT", r"P=\frac{nRT}{V}"),
     (r"y=\frac{\pi}{x}", r"xy=\pi"), (r"m\frac{dv}{dt}+bv=f", r"\frac{dv}{dt}=\frac{f-bv}{m}"), ("(-3,3)", "x^2<9"),
-    (r"(-\infty,-1]\cup[4,\infty)", r"x^2-3x-4\ge0"), ("(1,3)", "-x^2+4x-3>0"), (r"(-3,-1)\cup(1,3)", "1<x^2<9"), ("[-3,3]", r"0\le x^2\le9"), (r"(-2,-1]\cup[1,2)", r"1\le|x|<2"), (r"\emptyset", "x^2<0"),
+    (r"(-\infty,-1]\cup[4,\infty)", r"x^2-3x-4\ge0"), ("(1,3)", "-x^2+4x-3>0"), (r"(-3,-1)\cup(1,3)", "1<x^2<9"),
+    ("[-3,3]", r"0\le x^2\le9"), (r"(-2,-1]\cup[1,2)", r"1\le|x|<2"), (r"\emptyset", "x^2<0"),
     (r"\mathbb{R}\setminus\{2\}", "(x-2)^2>0"), (r"x\ne\pm2", r"x^2\ne4"), ("1,-1,3", r"x\in\{3,\pm1\}"),
     # compound quantities, multiples, transposed tuples
     (r"90\text{ minutes}", r"1\text{ hour }30\text{ minutes}"), ("74 inches", r"6\text{ ft }2\text{ in}"),
@@ -107,7 +108,8 @@ DIFFERENT = [
     (r"\text{yes}", r"\text{no}"), ("C", "c"), ("B", r"\text{B, C}"), (r"\text{even}", r"\text{even or odd}"),
     ("1", r"\text{True}"), ("0", r"\text{None}"),
     # equations with other solutions
-    ("y=1", "x(y-1)=0"), ("x=1", "x^2=x"), ("xy=1", r"y=-\frac1x"), ("y^2=4x", r"y=2\sqrt x"),
+    ("y=1", "x(y-1)=0"), (r"M=\frac{9}{32}\sqrt2", "n=k+4"), (r"x=y+\sqrt2", r"(x-y-\sqrt2)(x+y)=0"),
+    ("f(n)=n", "f(m)=n"), ("x=1", "x^2=x"), ("xy=1", r"y=-\frac1x"), ("y^2=4x", r"y=2\sqrt x"),
     ("PV=nRT", r"P=\frac{nRV}{T}"), (r"\pm2", "x^2=4"), ("(-3,3)", r"x^2\le9"), ("(1,3)", "-x^2+4x-3<0"),
     (r"90\text{ minutes}", r"1\text{ hour }20\text{ minutes}"), ("15", "15 million"), (r"\ln|x|", r"\ln x"),
     # where sympy's canonical form decides
