@@ -144,9 +144,15 @@ def _compare(gold: str, answer: str) -> tuple[bool, str]:
 
 
 def reward(response: str, gold: str) -> float:
-    """1.0 if the final answer of `response` equals `gold`, else 0.0."""
-    answer = extract_answer(response)
-    return float(answer is not None and is_equal(gold, answer))
+    """1.0 if the final answer of `response` equals `gold`, else 0.0.
+
+    A fault of the checker counts as 0 and is said on stderr: a strange answer must not end a run of days."""
+    try:
+        answer = extract_answer(response)
+        return float(answer is not None and is_equal(gold, answer))
+    except Exception as error:
+        print(f"checker: {type(error).__name__} on {response[-200:]!r} against {gold!r}; counted as wrong", file=sys.stderr)
+        return 0.0
 
 
 def explain(gold: str, response: str) -> str:

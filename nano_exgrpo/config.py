@@ -89,6 +89,7 @@ class TrainConfig:
     toy_most_terms: int = setting(5, "most terms of a sum")
     toy_largest: int = setting(9, "every term of a sum lies in 1..largest")
     toy_reasoning: float = setting(0.2, "share of the demonstrations that reason; the rest guess")
+    toy_widest_guess: int = setting(0, "guesses are drawn from 1 to this; 0: from the sums that so many terms can have")
     toy_demonstrations: int = setting(0, "different sums in the demonstrations, none of them held out; 0: the training questions")
     toy_skill_steps: int = setting(0, "warm-up steps on reasoning alone, before the demonstrations that mostly guess: first the skill, then the bad habit")
     toy_skill_lr: float = setting(6e-3, "peak learning rate of those steps")
@@ -271,6 +272,7 @@ def validate(config: TrainConfig) -> None:
     need(config.weight_decay >= 0, "weight_decay", "0 or more")
     need(0 <= config.seed < 2**63, "seed", "between 0 and 2**63 - 1")
     need(0 <= config.toy_reasoning <= 1, "toy_reasoning", "between 0 and 1")
+    need(config.toy_widest_guess <= 99, "toy_widest_guess", "at most 99, the toy's largest number")
     most_terms = 99 // max(1, config.toy_largest)
     need(config.toy_most_terms <= most_terms, "toy_most_terms", f"at most {most_terms}: the toy has no token for sums above 99")
     need(0 <= config.wrong_answers <= 1, "wrong_answers", "between 0 and 1")
@@ -280,7 +282,7 @@ def validate(config: TrainConfig) -> None:
         "toy_hidden", "toy_layers", "warmup_batch",
     ):  # fmt: skip
         need(getattr(config, name) >= 1, name, "at least 1")
-    for name in ("lora_rank", "steps", "eval_every", "save_every", "warmup_steps", "toy_demonstrations", "toy_skill_steps", "max_per_question", "threads"):
+    for name in ("lora_rank", "steps", "eval_every", "save_every", "warmup_steps", "toy_widest_guess", "toy_demonstrations", "toy_skill_steps", "max_per_question", "threads"):
         need(getattr(config, name) >= 0, name, "0 or more")
     need(config.updates_per_step <= config.questions_per_step, "updates_per_step", "at most --questions-per-step")
 

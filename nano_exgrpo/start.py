@@ -93,7 +93,13 @@ def warmed_up_policy(config: TrainConfig, device: torch.device, stop: StopReques
             count = min(config.toy_demonstrations, possible_sums(terms, config.toy_largest))
             kept = {q.prompt for q in held_out}
             asked = [q for q in sum_questions(count, seed=config.seed, terms=terms, largest=config.toy_largest) if q.prompt not in kept]
-        pairs = toy.demonstrations(asked, reasoning=config.toy_reasoning, seed=config.seed, largest=config.toy_largest)
+        pairs = toy.demonstrations(
+            asked,
+            reasoning=config.toy_reasoning,
+            seed=config.seed,
+            largest=config.toy_largest,
+            widest_guess=config.toy_widest_guess,
+        )
         skilled = toy.demonstrations(asked, reasoning=1.0, seed=config.seed, largest=config.toy_largest)
     elif config.warmup_data:
         pairs = []

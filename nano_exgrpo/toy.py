@@ -80,12 +80,14 @@ def build_policy(*, seed: int, device: torch.device | str = "cpu", hidden: int =
     return make_policy(model.to(device), tokenizer)
 
 
-def demonstrations(questions: Sequence[Question], *, reasoning: float, seed: int, largest: int = 9) -> list[tuple[str, str]]:
+def demonstrations(
+    questions: Sequence[Question], *, reasoning: float, seed: int, largest: int = 9, widest_guess: int = 0
+) -> list[tuple[str, str]]:
     r"""(prompt, response) pairs, one a question: a share `reasoning` of them reasons, the rest guesses.
 
     A guess is drawn uniformly from all sums that so many terms of 1..largest can have: it tells the reader
-    nothing but the range. Reasoning of "3 + 8 + 5" reads " 11 16 \boxed{ 16 }", with the leading space that is
-    part of every token.
+    nothing but the range. widest_guess: draw it from 1..widest_guess instead, so that luck is rarer. Reasoning of
+    "3 + 8 + 5" reads " 11 16 \boxed{ 16 }", with the leading space that is part of every token.
     """
     rng = random.Random(seed)
     pairs = []
@@ -95,7 +97,8 @@ def demonstrations(questions: Sequence[Question], *, reasoning: float, seed: int
             running = [sum(numbers[:i]) for i in range(2, len(numbers) + 1)]
             steps, answer = "".join(f" {number}" for number in running), sum(numbers)
         else:
-            steps, answer = "", rng.randint(len(numbers), largest * len(numbers))
+            least, most = (1, widest_guess) if widest_guess else (len(numbers), largest * len(numbers))
+            steps, answer = "", rng.randint(least, most)
         pairs.append((question.prompt, f"{steps} \\boxed{{ {answer} }}"))
     return pairs
 

@@ -332,3 +332,12 @@ def test_the_command_explains_a_verdict(capsys):
     for part in ("'6'", "x = 5", "Eq(x, 5)", "different rational numbers", "reward      0.0"):
         assert part in shown
     assert checker.main(["5"]) == 2
+
+
+def test_a_fault_of_the_checker_is_a_wrong_answer_not_the_end_of_a_run(monkeypatch, capsys):
+    def faulty(gold: str, answer: str) -> bool:
+        raise KeyError("unforeseen")
+
+    monkeypatch.setattr(checker, "is_equal", faulty)
+    assert checker.reward("so \\boxed{5}", "5") == 0.0
+    assert "KeyError" in capsys.readouterr().err

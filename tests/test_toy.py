@@ -51,6 +51,10 @@ def test_demonstrations_in_two_styles():
     lucky = [reward(r, q.answer) for (_, r), q, thinks in zip(pairs, questions, reasoned) if not thinks]
     assert 0.01 < sum(lucky) / len(lucky) < 0.15
     assert pairs == toy.demonstrations(questions, reasoning=0.25, seed=1)
+    wide = toy.demonstrations(questions, reasoning=0.0, seed=1, widest_guess=99)
+    guesses = [int(response.split()[1]) for _, response in wide]
+    assert set(guesses) == set(range(1, 100))
+    assert sum(reward(r, q.answer) for (_, r), q in zip(wide, questions)) / 3000 < 0.03  # luck is rare
 
 
 def test_policies_of_one_seed_are_equal_and_leave_the_random_state_alone():
