@@ -144,7 +144,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         steps=120, questions_per_step=32, lr=3e-4, max_prompt_length=16, max_response_length=10, system_prompt="",
         rollout_batch=512, train_batch_tokens=8192, threads=1, eval_every=20,
         toy_largest=5, toy_fewest_terms=3, toy_most_terms=5, toy_questions=1500, toy_demonstrations=20_000, held_out=300,
-        toy_hidden=64, toy_layers=2, toy_skill_steps=500, warmup_steps=120, warmup_lr=8e-4,
+        toy_hidden=64, toy_layers=2, toy_skill_steps=800, warmup_steps=120, warmup_lr=8e-4,
     ),
     # Qwen2.5-Math-1.5B, all weights, on one 24 GB card: estimated peak 17 GB, in the update (--dry-run). fp32 weights
     # with their gradients and moments would take 25 GB by themselves, hence bf16 with stochastic rounding.
