@@ -1,6 +1,6 @@
 """nano-exgrpo: GRPO with experience replay, small enough to hold in the head.
 
-Read the files in the order of the method; each knows only those above it. The method:
+Read the files in the order of the method; of these, each knows only those above it:
 
     questions    the questions, where they come from, and the order they are asked in
     checker      a response and a known answer -> reward 0 or 1

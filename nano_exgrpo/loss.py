@@ -100,7 +100,7 @@ def exgrpo_loss(
     bool. denominator: L · rows of the *whole* batch, so that micro-batches add up to it exactly; L alone is
     the released code's form. clip_range: see `on_policy_term`. beta: β.
     shaping False: f(w) = w, the unbiased estimator. importance_correction False: replayed tokens are taken
-    for the current policy's own, w* = 1 in value with the gradient of log π_θ.
+    for the current policy's own, w* = 1 in value with the gradient of log π_θ (f is still applied if shaping).
     """
     behavior_logprobs = behavior_logprobs.detach()
     if not importance_correction:

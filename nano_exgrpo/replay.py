@@ -5,7 +5,8 @@ hold both successes and failures; and a trajectory of low entropy under the curr
 high-entropy success is often a lucky guess whose broken reasoning would be taught again and again.
 
     buffer.stored    question id → its stored successes
-    buffer.bucket    question id → successes in its latest group that had any, 1..K−1
+    buffer.bucket    question id → successes in its latest group that had any, 1..K (K, never replayed, only
+                     where a question may not retire)
     buffer.retired   ids of questions that all K trajectories solved: nothing left to learn from them
 """
 
@@ -100,7 +101,8 @@ class ReplayBuffer:
 
         A replayed trajectory counts among the group's successes, as it does in the group's mean reward.
         All K succeed: the question is retired and forgotten (unless may_retire is False). 1..K−1 succeed:
-        k becomes its bucket, and every new fresh success is stored, identical token sequences once.
+        k becomes its bucket, and every new fresh success is stored, identical token sequences once; so it is
+        with all K where the question may not retire.
         None succeeds: what is stored stays as it is, and so does the bucket.
         """
         question_id = group[0].question_id
