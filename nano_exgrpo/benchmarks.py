@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nano_exgrpo.questions import InputError, Question, final_answer, read_hub, read_jsonl, sum_questions
+from nano_exgrpo.questions import InputError, Question, final_answer, read_hub, read_jsonl, refuse_surrogates, sum_questions
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -150,6 +150,7 @@ def to_question(
     prompt = str(_field(row, layout.question, where)).strip()
     if layout.context and row.get(layout.context):
         prompt = f"{row[layout.context]}\n\n{prompt}".strip()
+    refuse_surrogates(prompt, where)
     id = next(
         (str(row[key]) for key in ("id", "unique_id", "question_id", "Record ID") if row.get(key) is not None), ""
     )

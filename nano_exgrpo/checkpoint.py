@@ -21,7 +21,7 @@ import torch
 
 from nano_exgrpo import distributed
 from nano_exgrpo.lora import has_lora, plain_state_dict
-from nano_exgrpo.policy import Policy
+from nano_exgrpo.policy import Policy, without_bars
 from nano_exgrpo.questions import InputError
 
 KEPT = 2  # the last checkpoint, and one before it in case the disk fills up while writing
@@ -44,26 +44,27 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def save_model(policy: Policy, folder: Path, *, merge: bool = True) -> None:
-    """Weights (safetensors) and tokenizer: a folder that `from_pretrained`, `--model` and eval.py load.
+def save_model(policy: Policy, folder: Path) -> None:
+    """Weights (safetensors; LoRA adapters merged into them) and tokenizer: a folder that `from_pretrained`, `--model` and
+    eval.py load."""
+    write_folder(folder, lambda target: write_model(policy, target, merge=True))
 
-    merge: LoRA adapters are merged into the weights; otherwise left out."""
+
+def write_model(policy: Policy, target: Path, *, merge: bool) -> None:
+    """merge: LoRA adapters are merged into the weights; otherwise left out."""
+    from transformers import GenerationConfig
+
     state = plain_state_dict(policy.model, merge=merge) if has_lora(policy.model) else None
-
-    def write(target: Path) -> None:
-        from transformers import GenerationConfig
-
-        # save_pretrained refuses a generation_config that from_pretrained took (a temperature without do_sample,
-        # say, as some published models have), so it gets a bare one and the model's own is written as it is.
-        own, policy.model.generation_config = policy.model.generation_config, GenerationConfig()
-        try:
+    # save_pretrained refuses a generation_config that from_pretrained took (a temperature without do_sample,
+    # say, as some published models have), so it gets a bare one and the model's own is written as it is.
+    own, policy.model.generation_config = policy.model.generation_config, GenerationConfig()
+    try:
+        with without_bars():
             policy.model.save_pretrained(target, state_dict=state)
-        finally:
-            policy.model.generation_config = own
-        own.to_json_file(target / "generation_config.json")
-        policy.tokenizer.save_pretrained(target)
-
-    write_folder(folder, write)
+    finally:
+        policy.model.generation_config = own
+    own.to_json_file(target / "generation_config.json")
+    policy.tokenizer.save_pretrained(target)
 
 
 def save_checkpoint(run: Path, step: int, policy: Policy, state: dict[str, Any]) -> Path:
@@ -73,7 +74,7 @@ def save_checkpoint(run: Path, step: int, policy: Policy, state: dict[str, Any])
     own_state = folder.with_name(f".state-{distributed.rank()}.pt")  # of the other processes; the first one collects them
 
     def write(target: Path) -> None:
-        save_model(policy, target / "model", merge=False)  # adapters go into state.pt
+        write_model(policy, target / "model", merge=False)  # adapters go into state.pt
         torch.save(state, target / "state.pt")
         for other in range(1, distributed.world_size()):
             os.replace(folder.with_name(f".state-{other}.pt"), target / f"state-{other}.pt")

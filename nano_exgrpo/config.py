@@ -231,6 +231,10 @@ def resolve_resumed(given: dict[str, Any]) -> TrainConfig:
     unknown = recorded.keys() - {field.name for field in dataclasses.fields(TrainConfig)}
     if unknown:
         raise InputError(f"{folder}/config.json names settings that this version does not have: {', '.join(sorted(unknown))}")
+    for name, default in to_dict(TrainConfig()).items():  # 1 for 1.0 is what JSON makes of it elsewhere; true is no number
+        value = recorded.get(name, default)
+        if type(value) is not type(default) and not (type(value) is int and type(default) is float):
+            raise InputError(f"{folder}/config.json is damaged: {name} is {value!r}; put right what was changed in it")
     changes = {name: value for name, value in given.items() if name in MAY_CHANGE}
     for name, value in given.items():
         if name in MAY_CHANGE or name == "resume":
@@ -284,6 +288,7 @@ def validate(config: TrainConfig) -> None:
         need(getattr(config, name) >= 1, name, "at least 1")
     for name in ("lora_rank", "steps", "eval_every", "save_every", "warmup_steps", "toy_widest_guess", "toy_demonstrations", "toy_skill_steps", "max_per_question", "threads"):
         need(getattr(config, name) >= 0, name, "0 or more")
+    need(config.threads <= 1024, "threads", "at most 1024")
     need(config.updates_per_step <= config.questions_per_step, "updates_per_step", "at most --questions-per-step")
 
 

@@ -14,14 +14,20 @@ from torch import Tensor
 from nano_exgrpo.questions import InputError
 
 
+def require_peft() -> Any:
+    """The package peft. Raises InputError where it is missing."""
+    try:
+        import peft
+    except ImportError:
+        raise InputError("--lora-rank needs the package peft: pip install peft") from None
+    return peft
+
+
 def add_lora(model: Any, rank: int) -> None:
     """Freeze the model and add adapters of this rank to all its linear layers but the output projection, with
     α = 2 · rank. They start as zero, so the policy is unchanged. Raises InputError where peft is missing."""
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError:
-        raise InputError("--lora-rank needs the package peft: pip install peft") from None
-    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"), model)
+    peft = require_peft()
+    peft.inject_adapter_in_model(peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"), model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad = "lora_" in name
         if parameter.requires_grad:

@@ -13,8 +13,8 @@ pass project them again. What fits one chunk is kept and not projected twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,20 @@ def resolve_model_name(name: str) -> str:
     )
 
 
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Reading and writing weights without transformers' progress bars, which would stand between our own."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 def load_policy(name: str, *, device: torch.device, dtype: torch.dtype = torch.float32) -> Policy:
     """Load model and tokenizer from a folder or the hub.
 
@@ -112,8 +126,9 @@ def load_policy(name: str, *, device: torch.device, dtype: torch.dtype = torch.f
     if local and not any((Path(source) / f).is_file() for f in ("tokenizer.json", "tokenizer_config.json", "vocab.json")):
         raise InputError(f"model folder {source} has no tokenizer; save it there with tokenizer.save_pretrained")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True)
+        with without_bars() if local else nullcontext():  # a download may show how far it is
+            tokenizer = AutoTokenizer.from_pretrained(source)
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True)
     except Exception as error:  # hub, network, configuration and weight errors: dozens of kinds, one remedy
         reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
         place = "from that folder" if local else "from the hub (check the name, the network, and its licence terms)"

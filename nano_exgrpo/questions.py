@@ -159,12 +159,16 @@ def to_question(row: dict[str, Any], where: str, question_field: str, answer_fie
     if not isinstance(prompt, str) or not prompt.strip():
         raise InputError(f"{where}: field '{question_field}' must be non-empty text")
     answer = final_answer(str(answer))
-    if any("\ud800" <= letter <= "\udfff" for letter in prompt + answer):
-        raise InputError(f"{where} holds half of a surrogate pair (\\ud800 to \\udfff), which no tokenizer takes as text")
+    refuse_surrogates(prompt + answer, where)
     if not answer:
         raise InputError(f"{where}: field '{answer_field}' is empty")
     choices = tuple(map(str, row.get("choices") or ())) if isinstance(row.get("choices"), (list, tuple)) else ()
     return Question(str(row.get("id", where)), prompt.strip(), answer, choices, str(row.get("source", name)))
+
+
+def refuse_surrogates(text: str, where: str) -> None:
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise InputError(f"{where} holds half of a surrogate pair (\\ud800 to \\udfff), which no tokenizer takes as text")
 
 
 def final_answer(answer: str) -> str:
@@ -196,6 +200,8 @@ def split_held_out(questions: list[Question], count: int, *, seed: int) -> tuple
     held_out = order[:count]
     asked = {q.prompt for q in held_out}
     train = [q for q in order[count:] if q.prompt not in asked]
+    if not train and len(order) > count:
+        raise InputError(f"no question is left to train on: all {len(order)} repeat the prompts of the {count} held out")
     if not train:
         raise InputError(f"{len(questions)} questions are too few to hold {count} out; lower --held-out")
     return train, held_out

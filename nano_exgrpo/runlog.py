@@ -73,20 +73,23 @@ def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Rows of a JSONL file of a run; a torn last line (power cut) is left out."""
+    """Rows of a JSONL file of a run, up to the first that is damaged (by a power cut, the last one)."""
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except json.JSONDecodeError:
             break
+        if not isinstance(row, dict):
+            break
+        rows.append(row)
     return rows
 
 
 def rewind(folder: Path, step: int) -> None:
     """Forget what was logged after `step`, so that a resumed run's files equal an uninterrupted one's."""
     for name in ("metrics.jsonl", "samples.jsonl"):
-        rows = [row for row in read_lines(folder / name) if row["step"] <= step]
+        rows = [row for row in read_lines(folder / name) if row.get("step", 0) <= step]
         write_text(folder / name, "".join(json.dumps(row) + "\n" for row in rows))
 
 

@@ -179,6 +179,7 @@ def test_own_files_stand_in_for_any_benchmark(tmp_path):
         ({"question": "Which?", "answer": {"value": 1}}, "'answer' must be text or a number"),
         ({"question": "Which?", "answer": "so it is ####  "}, "'answer' is empty"),
         ({"question": "", "answer": "1"}, "no field 'question'"),
+        ({"question": "\ud83d", "answer": "1"}, "half of a surrogate pair"),
     ],
 )
 def test_bad_rows(row, words, tmp_path):

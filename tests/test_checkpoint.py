@@ -49,6 +49,10 @@ def test_random_state_comes_back(policy, tmp_path):
     assert torch.equal(torch.rand(3), expected)
 
 
+def full_disk_for_the_weights(*args, **kwargs):
+    raise OSError(28, "No space left on device")
+
+
 def test_a_failed_save_leaves_the_last_one_and_no_litter(policy, tmp_path, monkeypatch):
     save_checkpoint(tmp_path, 1, policy, {"x": 1})
 
@@ -60,6 +64,10 @@ def test_a_failed_save_leaves_the_last_one_and_no_litter(policy, tmp_path, monke
     with pytest.raises(InputError, match="No space left on device.*saved before is untouched"):
         save_checkpoint(tmp_path, 2, policy, {"x": 2})
     assert names(tmp_path) == ["step-000001"]
+    monkeypatch.setattr(policy.model, "save_pretrained", full_disk_for_the_weights, raising=False)
+    with pytest.raises(InputError) as error:
+        save_checkpoint(tmp_path, 2, policy, {"x": 2})
+    assert str(error.value).count("untouched") == 1 and names(tmp_path) == ["step-000001"]
     assert load_state(tmp_path)[1]["x"] == 1
 
 

@@ -79,6 +79,7 @@ def test_every_setting_explains_itself_and_every_preset_names_settings(capsys):
         ("--questions-per-step 16 --updates-per-step 17", "--updates-per-step must be at most --questions-per-step"),
         ("--max-response-length 0", "--max-response-length must be at least 1"),
         ("--rollout-batch 0", "--rollout-batch must be at least 1"),
+        ("--threads 100000", "--threads must be at most 1024"),
         ("--held-out 0", "--held-out must be at least 1"),
         ("--toy-reasoning 2", "--toy-reasoning must be between 0 and 1"),
         ("--toy-largest 9 --toy-most-terms 12", "--toy-most-terms must be at most 11"),
@@ -138,4 +139,8 @@ def test_resume_of_what_is_no_run(tmp_path, run):
     with open(f"{run}/config.json", "w") as file:
         json.dump({"seed": 1, "flux": 2}, file)
     with pytest.raises(InputError, match="names settings that this version does not have: flux"):
+        parse(f"--resume {run}")
+    with open(f"{run}/config.json", "w") as file:
+        json.dump({"seed": None}, file)
+    with pytest.raises(InputError, match="config.json is damaged: seed is None"):
         parse(f"--resume {run}")

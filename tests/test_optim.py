@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import ROOT, build, ragged, tiny_toy
 
-from nano_exgrpo.checkpoint import save_model
+from nano_exgrpo.checkpoint import save_model, write_model
 from nano_exgrpo.lora import adapter_state, add_lora, has_lora, load_adapter, plain_state_dict
 from nano_exgrpo.optim import StochasticAdamW, make_optimizer, resolve_dtypes, round_stochastically
 from nano_exgrpo.policy import load_policy, token_logprobs
@@ -168,7 +168,7 @@ def test_the_saved_model_is_merged_and_plain(family, dtype, tmp_path):
 def test_adapters_come_back_exactly_and_strangers_are_refused(tmp_path):
     policy, prompts, responses = trained_lora("llama", torch.bfloat16)
     policy.autocast = torch.bfloat16
-    save_model(policy, tmp_path / "model", merge=False)
+    write_model(policy, tmp_path / "model", merge=False)
     again = load_policy(str(tmp_path / "model"), device=CPU, dtype=torch.bfloat16)
     again.autocast = torch.bfloat16
     add_lora(again.model, 4)

@@ -160,6 +160,8 @@ def test_no_prompt_stands_on_both_sides_of_the_split():
     assert split_held_out(questions, 20, seed=1) == (train, held_out)
     assert split_held_out(questions, 20, seed=2)[1] != held_out
     assert questions[0].id == "0"  # the caller's list keeps its order
+    with pytest.raises(InputError, match="all 5 repeat the prompts of the 1 held out"):
+        split_held_out([Question(str(i), "same", "1") for i in range(5)], 1, seed=0)
     with pytest.raises(InputError, match="too few to hold 100 out; lower --held-out"):
         split_held_out(questions, 100, seed=1)
 

@@ -74,6 +74,12 @@ def test_rewind_forgets_later_steps_and_a_torn_line(tmp_path):
     assert read_lines(tmp_path / "absent.jsonl") == []
 
 
+def test_damaged_rows_end_what_is_read(tmp_path):
+    for damage in (b"\xff\xfe", b"[1]", b"null", b'{"step": 1'):
+        (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 0}\n' + damage + b'\n{"step": 2}\n')
+        assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 0}]
+
+
 def test_rows_survive_unusual_text(tmp_path):
     rows = [{"step": 1, "response": "line\u2028separator \x85 \x1c and \ud800 half a pair\r\n"}]
     append_lines(tmp_path / "samples.jsonl", rows)
