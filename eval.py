@@ -15,9 +15,9 @@ in nano_exgrpo/stats.py, the benchmarks in nano_exgrpo/benchmarks.py.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
+import math
 import platform
 import random
 import sys
@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 from nano_exgrpo.benchmarks import BENCHMARKS, GROUPS, PLAIN, benchmark_names, load_benchmark
 from nano_exgrpo.checkpoint import list_checkpoints
-from nano_exgrpo.config import EvalConfig, TrainConfig, add_arguments
+from nano_exgrpo.config import EvalConfig, Parser, TrainConfig, add_arguments
 from nano_exgrpo.evaluate import figures_table, generate_batches, plan_batches, summarise, table
 from nano_exgrpo.generations import (
     Generation,
@@ -137,7 +137,8 @@ def generate(
         write_generations(folder, generations.values())
 
     done = [g for g in generations.values() if g.benchmark == task.name]
-    correct, tokens, started = sum(g.correct for g in done), 0, time.perf_counter()
+    answered, correct, tokens = len(done), sum(g.correct for g in done), 0
+    started = time.perf_counter()
     total = len(task.questions) * task.samples
     with tqdm(desc=task.name, total=total, initial=len(done), unit=" responses") as progress:
         for rows, trajectories in generate_batches(
@@ -155,9 +156,10 @@ def generate(
             generations.update(zip(keys(rows), fresh, strict=True))
             correct += sum(g.correct for g in fresh)
             tokens += sum(g.tokens for g in fresh)
+            answered += len(fresh)
             progress.update(len(fresh))
             progress.set_postfix(
-                accuracy=f"{correct / progress.n:.3f}", tok_s=round(tokens / (time.perf_counter() - started))
+                accuracy=f"{correct / answered:.3f}", tok_s=round(tokens / (time.perf_counter() - started))
             )
 
 
@@ -221,7 +223,8 @@ def load_tasks(config: EvalConfig, subject: Subject) -> list[Task]:
     elif data and data.is_file():
         names = [data.stem]
     else:
-        raise InputError("name the benchmarks with --bench, or a file of questions with --data")
+        what = "" if Path(config.model).is_dir() else f"{config.model} is no folder here, and as a hub id it has no questions; "
+        raise InputError(f"{what}name the benchmarks with --bench, or a file of questions with --data")
     if data and not data.is_dir() and len(names) > 1:
         raise InputError(f"--data {data} is one file and cannot stand in for {len(names)} benchmarks; give a folder")
     tasks = []
@@ -396,9 +399,7 @@ def show(config: EvalConfig) -> None:
 
 def parse(argv: list[str] | None) -> tuple[EvalConfig, set[str], list[str] | None]:
     """(settings, names of those given as flags, the two sides of --compare). Raises InputError."""
-    parser = argparse.ArgumentParser(
-        "eval.py", description="Evaluate a language model on benchmarks.", allow_abbrev=False
-    )
+    parser = Parser("eval.py", description="Evaluate a language model on benchmarks.", allow_abbrev=False)
     add_arguments(parser, EvalConfig)
     parser.add_argument(
         "--compare", nargs=2, metavar=("A", "B"), help="runs, models or folders of generations: is B better than A?"
@@ -414,8 +415,9 @@ def parse(argv: list[str] | None) -> tuple[EvalConfig, set[str], list[str] | Non
         ("batch_tokens", 1),
         ("threads", 0),
     ):
-        if getattr(config, name) < least:
-            raise InputError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(config, name)}")
+        value = getattr(config, name)
+        if value < least or not math.isfinite(value):
+            raise InputError(f"--{name.replace('_', '-')} must be at least {least} and finite, got {value}")
     if not 0 < config.top_p <= 1:
         raise InputError(f"--top-p must be above 0 and at most 1, got {config.top_p}")
     if not all(k.strip().isdigit() and int(k) > 0 for k in config.k.split(",")) and config.k:

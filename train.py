@@ -35,12 +35,12 @@ from nano_exgrpo.checkpoint import (
 )
 from nano_exgrpo.config import TrainConfig, parse_train_config, to_dict
 from nano_exgrpo.evaluate import evaluate, is_out_of_memory
-from nano_exgrpo.lora import adapter_state, add_lora, load_adapter
+from nano_exgrpo.lora import adapter_state, add_lora, load_adapter, require_peft
 from nano_exgrpo.loss import group_advantages
 from nano_exgrpo.memory import fit_table, load_shape
 from nano_exgrpo.metrics import Stopwatch, eval_metrics, sample_rows, step_metrics, summary
 from nano_exgrpo.optim import adamw8bit_class, make_optimizer, own_part, resolve_dtypes
-from nano_exgrpo.policy import enable_gradient_checkpointing, load_policy, resolve_device
+from nano_exgrpo.policy import enable_gradient_checkpointing, load_policy, resolve_device, resolve_model_name
 from nano_exgrpo.questions import InputError, QuestionSampler
 from nano_exgrpo.replay import ReplayBuffer, choose_trajectories
 from nano_exgrpo.rollout import rollout
@@ -62,6 +62,10 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
     weights, autocast = resolve_dtypes(config.dtype, config.optimizer, config.lora_rank, device)
     if config.optimizer == "adamw8bit":
         adamw8bit_class(device)  # before a checkpoint is read that holds its state
+    if config.lora_rank:
+        require_peft()  # before a warm-up
+    if config.model != "toy" and not config.resume:
+        resolve_model_name(config.model)  # before questions are fetched
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
@@ -90,6 +94,8 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
     questions = {q.id: q for q in distributed.shard([q for q in train_questions if q.id in prompts])}
     fitting = encode_prompts(policy, held_out, config)
     held_out = [q for q in held_out if q.id in fitting]
+    if len(held_out) < distributed.world_size():
+        raise InputError(f"{len(held_out)} held-out questions are too few for {distributed.world_size()} processes; raise --held-out")
     optimizer = make_optimizer(policy.model.parameters(), config.optimizer, lr=config.lr, weight_decay=config.weight_decay)
 
     # ---- the method's state
@@ -111,6 +117,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
     else:
         torch.manual_seed(seed)  # the same rollouts whether the warmed-up policy was made or read from its cache
         if distributed.is_main():
+            claim_run(run, overwrite=config.overwrite)  # once more: another run may have begun here during the warm-up
             open_run(run, to_dict(config))
 
     def save(step: int) -> Path:
@@ -256,8 +263,10 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
 
 def explain(error: Exception, run: str) -> str | None:
     """One sentence for a failure that the user can do something about; None for a fault of this program."""
+    resumable = f"; go on with --resume {run}" if list_checkpoints(Path(run)) else ""
+    if isinstance(error, OSError):  # a full disk, a folder that is gone; what is read is checked where it is read
+        return f"run folder {run} could not be written ({error.strerror or error}); make room for it{resumable}"
     if is_out_of_memory(error):
-        resumable = f"; go on with --resume {run}" if list_checkpoints(Path(run)) else ""
         return (
             "out of memory; lower --rollout-batch, --train-batch-tokens or --max-response-length, or switch on "
             f"--gradient-checkpointing{resumable}"
@@ -284,7 +293,7 @@ def main(argv: list[str] | None = None) -> int:
     except Interrupted as error:
         print(f"\ntrain.py: {error}", file=sys.stderr)
         return 130  # what a shell reports for Ctrl-C
-    except (RuntimeError, MemoryError) as error:
+    except (RuntimeError, MemoryError, OSError) as error:
         sentence = explain(error, run)
         if sentence is None and distributed.world_size() > 1:
             reason = str(error).splitlines()[0]

@@ -58,11 +58,15 @@ def encode_prompts(policy: Policy, questions: Sequence[Question], config: TrainC
             f"{policy.context} tokens; lower it"
         )
     prompts = {q.id: encode_prompt(policy, q.prompt, config.system_prompt) for q in questions}
+    for q in questions if config.model == "toy" else ():
+        if q.prompt not in policy.tokenizer.decode(prompts[q.id]):  # it drops what it has no token for
+            raise InputError(f"the toy reads only sums such as 3 + 8 + 5, not {q.prompt[:60]!r}; name a --model for other data")
     fitting = {id: ids for id, ids in prompts.items() if len(ids) <= room}
     if len(fitting) < len(prompts):
         print(f"skipped {len(prompts) - len(fitting)} of {len(prompts)} questions: their prompts are longer than {room} tokens")
     if not fitting:
-        raise InputError(f"every prompt is longer than {room} tokens; raise --max-prompt-length")
+        change = "raise --max-prompt-length" if room == config.max_prompt_length else "lower --max-response-length"
+        raise InputError(f"every prompt is longer than {room} tokens; {change}")
     return fitting
 
 
@@ -107,6 +111,8 @@ def warmed_up_policy(config: TrainConfig, device: torch.device, stop: StopReques
             if not isinstance(row.get("question"), str) or not isinstance(row.get("response"), str):
                 raise InputError(f"{where} needs the text fields 'question' and 'response'")
             pairs.append((row["question"], row["response"]))
+        if not pairs:
+            raise InputError(f"--warmup-data {config.warmup_data} holds no demonstrations")
     else:
         raise InputError("--warmup-steps on a real model needs demonstrations: name them with --warmup-data")
     end = torch.tensor([end_of_turn(policy.tokenizer)])

@@ -46,6 +46,11 @@ def _lines(folder):
     return sorted((folder / "generations.jsonl").read_text().splitlines())
 
 
+def test_loading_shows_no_bars_of_its_own(run, capsys):
+    assert _call("--model", run, "--limit", 3) == 0
+    assert "Loading weights" not in capsys.readouterr().err
+
+
 def test_a_run_on_its_own_held_out_questions(run, capsys):
     assert _call("--model", run) == 0
     output = capsys.readouterr().out
@@ -261,9 +266,12 @@ def test_which_weights(run, tmp_path, capsys):
         (["--model", "RUN/model/..", "--bench", "math500"], "math500.*hub.*--data"),  # no network here
         (["--model", "RUN", "--bench", "ood", "--data", "x.jsonl"], "one file and cannot stand in for 3"),
         (["--model", "RUN", "--data", "x.jsonl", "--bench", "gsm8k"], "x.jsonl does not exist"),
-        (["--model", "a/b"], "--bench"),
+        (["--model", "a/b"], "a/b is no folder here.*--bench"),
         (["--model", "a/b", "--bench", "held-out"], "only a run has held-out questions"),
         (["--model", "RUN", "--temperature", "-1"], "--temperature must be at least 0"),
+        (["--model", "RUN", "--temperature", "nan"], "--temperature must be at least 0 and finite"),
+        (["--model", "RUN", "--show", "odd"], "--show: invalid choice"),
+        (["--compare", "RUN"], "--compare: expected 2 arguments"),
         (["--model", "RUN", "--top-p", "0"], "--top-p"),
         (["--model", "RUN", "--k", "two"], "--k must be whole numbers"),
         (["--model", "RUN", "--show", "wrong"], "holds no generations.jsonl"),

@@ -33,7 +33,7 @@ from nano_exgrpo.policy import load_policy, token_logprobs
 from nano_exgrpo.questions import InputError
 from nano_exgrpo.replay import ReplayBuffer
 from nano_exgrpo.rollout import Trajectory
-from nano_exgrpo.runlog import read_lines
+from nano_exgrpo.runlog import append_lines, read_lines
 from nano_exgrpo.update import update_policy
 
 # ------------------------------------------------------------------------------------------- helpers
@@ -886,6 +886,7 @@ def test_bad_flags_and_bad_data_end_with_one_sentence(tiny, tmp_path, capsys):
         "--toy-most-terms must be at most 11": ["--toy-largest", "9", "--toy-most-terms", "40"],
         "leaves no room for a prompt": ["--max-response-length", "128", "--warmup-steps", "0"],
         "every prompt is longer than 2 tokens; raise --max-prompt-length": ["--max-prompt-length", "2", "--warmup-steps", "0"],
+        "every prompt is longer than 2 tokens; lower --max-response-length": ["--max-response-length", "126", "--warmup-steps", "0"],
         "is not a run folder": ["--resume", str(tmp_path / "nothing")],
     }
     for sentence, flags in cases.items():
@@ -902,6 +903,8 @@ def test_model_folder_without_tokenizer(tiny, tmp_path, capsys):
     tiny_toy().tokenizer.save_pretrained(tmp_path / "m")
     flags += ["--system-prompt", "", "--max-response-length", "4"]
     assert "needs demonstrations: name them with --warmup-data" in refuse(capsys, *flags, "--warmup-steps", "2")
+    (tmp_path / "none.jsonl").write_text("")
+    assert "none.jsonl holds no demonstrations" in refuse(capsys, *flags, "--warmup-steps", "2", "--warmup-data", str(tmp_path / "none.jsonl"))
     (tmp_path / "demos.jsonl").write_text('{"question": "1 + 1"}\n')
     sentence = refuse(capsys, *flags, "--warmup-steps", "2", "--warmup-data", str(tmp_path / "demos.jsonl"))
     assert "demos.jsonl line 1 needs the text fields 'question' and 'response'" in sentence
@@ -995,6 +998,19 @@ def test_other_errors_are_not_hidden(tiny, monkeypatch, tmp_path):
     monkeypatch.setattr(train, "update_policy", broken)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         train.main(flags_of(tiny_config(tmp_path)))
+
+
+def test_a_full_disk_ends_with_one_sentence(tiny, monkeypatch, tmp_path, capsys):
+    def full(path: Path, rows: Any) -> None:
+        if any(row["step"] == 2 for row in rows):
+            raise OSError(28, "No space left on device")
+        append_lines(path, rows)
+
+    monkeypatch.setattr(train, "append_lines", full)
+    config = tiny_config(tmp_path, save_every=1)
+    sentence = refuse(capsys, *flags_of(config))
+    assert f"run folder {config.run} could not be written (No space left on device); make room" in sentence
+    assert sentence.endswith(f"go on with --resume {config.run}")
 
 
 def test_nan_gradients_stop_the_run_after_several_in_a_row(tiny, monkeypatch, tmp_path, capsys):
@@ -1097,7 +1113,7 @@ def test_the_toy_learns(tmp_path_factory, algo, capsys):
         if twin:  # the same start, and the same number of rollouts until replay begins
             assert twin[0]["eval/accuracy"] == first["eval/accuracy"]
     out = capsys.readouterr().out
-    assert f"{first['eval/accuracy']:.3f} -> {last['eval/accuracy']:.3f}" in out and "on 100 questions" in out
+    assert f"improved: {first['eval/accuracy']:.3f} [" in out and f"] -> {last['eval/accuracy']:.3f} [" in out and "(100 questions" in out
     for name in ("config.json", "metrics.jsonl", "samples.jsonl", "model/config.json"):
         assert (run / name).exists(), name
     load_policy(str(run / "model"), device=torch.device("cpu"))
@@ -1116,3 +1132,11 @@ def test_the_summary_says_what_changed_and_how_sure_that_is(tmp_path):
         gain = end - 0.2
         assert f"accuracy {words}: 0.200" in text and "(50 questions, 10 steps of exgrpo" in text
         assert f"difference of {gain:+.3f} [{gain - 0.02**0.5:+.3f}, {gain + 0.02**0.5:+.3f}]" in text
+
+
+def test_the_toy_refuses_words_that_it_would_drop(tmp_path, capsys):
+    data = tmp_path / "words.jsonl"
+    data.write_text("".join(json.dumps({"question": f"What is {i} + 1?", "answer": str(i + 1)}) + "\n" for i in range(9)))
+    flags = ["--data", str(data), "--held-out", "2", "--run", str(tmp_path / "r"), "--warmup-steps", "0", "--toy-skill-steps", "0"]
+    assert train.main(flags) == 2
+    assert "the toy reads only sums" in capsys.readouterr().err
