@@ -123,6 +123,7 @@ def load_state(run: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def random_state() -> dict[str, Any]:
+    """torch's generators on the CPU and on every GPU; the others are in the sampler's and the buffer's state."""
     state = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()

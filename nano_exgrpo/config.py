@@ -27,6 +27,8 @@ def setting(default: Any, help: str, *, paper: Any = None, choices: tuple[str, .
 
 @dataclass
 class TrainConfig:
+    """train.py's settings; `python train.py --help` prints them with their meaning, unit and the paper's value."""
+
     # ---- what to train, on what
     model: str = setting("toy", "toy, a model folder, a hub id, or a short name such as Qwen2.5-Math-1.5B")
     data: str = setting("", "questions: a .jsonl file or a hub id[:configuration]; empty: toy sums for the toy, GSM8K for a real model", paper="Elliott/Openr1-Math-46k-8192")
@@ -109,6 +111,8 @@ class TrainConfig:
 
 @dataclass
 class EvalConfig:
+    """eval.py's settings; `python eval.py --help` prints them."""
+
     # ---- what to measure
     model: str = setting("", "a run folder of train.py, a model folder, a hub id, or a short name such as Qwen2.5-Math-1.5B")
     bench: str = setting("", "benchmarks, separated by commas: names, in-distribution, ood or all; empty: the run's own held-out questions")

@@ -122,6 +122,7 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def read_hub(name: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, row) for every row of a hub data set "id" or "id:configuration". Raises InputError."""
     try:
         import datasets
     except ImportError:

@@ -175,6 +175,7 @@ def rollout(
 
 
 def make_trajectory(policy: Policy, question_id: str, prompt_ids: Tensor, response_ids: Tensor) -> Trajectory:
+    """A fresh trajectory from prompt ids [P] and response ids [T], decoded; not yet rewarded or scored."""
     ids = response_ids.tolist()
     return Trajectory(
         question_id,

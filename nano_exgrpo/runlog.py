@@ -68,6 +68,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Add rows to a JSONL file, in one write. Raises OSError where the disk is full."""
     with path.open("a", encoding="utf-8") as file:
         file.write("".join(json.dumps(row) + "\n" for row in rows))
 

@@ -41,6 +41,7 @@ def load_data(config: TrainConfig) -> tuple[list[Question], list[Question]]:
 
 
 def toy_sums(config: TrainConfig) -> list[Question]:
+    """Training and held-out sums together. Raises InputError where there are not so many different ones."""
     return sum_questions(
         config.toy_questions + config.held_out,
         seed=config.seed,
@@ -79,6 +80,9 @@ def start_policy(config: TrainConfig, device: torch.device, stop: StopRequest, d
 
 
 def warmed_up_policy(config: TrainConfig, device: torch.device, stop: StopRequest, dtype: torch.dtype) -> Policy:
+    """Load or build the policy and fine-tune it on demonstrations; a toy that was made before comes from its cache.
+
+    Raises InputError without demonstrations for a real model, Interrupted where `stop` is requested meanwhile."""
     is_toy = config.model == "toy"
     cache = Path(config.run).parent / ".warmup" / warmup_key(config)
     if is_toy and config.warmup_cache and (cache / "config.json").exists():
