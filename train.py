@@ -36,7 +36,7 @@ from nano_exgrpo.checkpoint import (
 from nano_exgrpo.config import TrainConfig, parse_train_config, to_dict
 from nano_exgrpo.evaluate import evaluate, is_out_of_memory
 from nano_exgrpo.lora import adapter_state, add_lora, load_adapter, require_peft
-from nano_exgrpo.loss import group_advantages
+from nano_exgrpo.loss import group_advantages, keep_difficulty
 from nano_exgrpo.memory import fit_table, load_shape
 from nano_exgrpo.metrics import Stopwatch, eval_metrics, sample_rows, step_metrics, summary
 from nano_exgrpo.optim import adamw8bit_class, make_optimizer, own_part, resolve_dtypes
@@ -174,7 +174,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
             token_budget=config.train_batch_tokens,
             chunk_bytes=config.logits_megabytes * 2**20,
         )
-        scored = [] if config.trajectory_choice == "random" else [t for id in replayed_ids for t in buffer.stored[id]]
+        scored = [] if config.trajectory_choice in ("random", "none") else [t for id in replayed_ids for t in buffer.stored[id]]
         scored_tokens = sum(len(t.response_ids) for t in scored)
         clock.lap("choose")
 
@@ -184,7 +184,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
         groups = rollout(
             policy,
             [(id, prompts[id]) for id in asked],
-            [K - 1] * len(chosen) + [K] * len(fresh),
+            [K - 1] * len(chosen) + [K] * (len(asked) - len(chosen)),
             temperature=config.temperature,
             max_new_tokens=config.max_response_length,
             batch_size=config.rollout_batch,
@@ -202,6 +202,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
             group.insert(0, trajectory)
         rewards = torch.tensor([[t.reward for t in group] for group in groups])  # [B, K]
         advantages = group_advantages(rewards, normalize_std=config.normalize_std)  # [B, K]
+        advantages = keep_difficulty(advantages, rewards, config.difficulty)
         clock.lap("reward")
         samples = sample_rows(policy, groups, config) if distributed.is_main() else []
 

@@ -47,7 +47,7 @@ class TrainConfig:
     start_threshold: float = setting(0.35, "delayed start: store and replay once a step's fresh success rate exceeds this; -1 starts at once", paper=0.35)
     question_draw: str = setting("gaussian", "which questions to replay", paper="gaussian", choices=("gaussian", "uniform"))
     draw_sigma: float = setting(1.0, "sigma of the question draw, in counts of successes; K makes it 1 in rates", paper=1.0)
-    trajectory_choice: str = setting("lowest", "which stored success to replay, by entropy under the current policy", paper="lowest", choices=("lowest", "random", "highest"))
+    trajectory_choice: str = setting("lowest", "which stored success to replay, by entropy under the current policy; none: ask the question again without one", paper="lowest", choices=("lowest", "random", "highest", "none"))
     max_per_question: int = setting(0, "most stored successes of one question, the newest; 0 keeps all", paper=0)
     retire: bool = setting(True, "never ask again what all K trajectories solved", paper=True)
     shaping: bool = setting(True, "shape the replayed weight, f(w) = w/(w+beta)", paper=True)
@@ -58,10 +58,12 @@ class TrainConfig:
     normalize_rows: bool = setting(True, "divide the loss by the number of rows as well as by L (the released code: by L alone)", paper=False)
     normalize_std: bool = setting(False, "divide advantages by the group's standard deviation", paper=False)
     entropy_coef: float = setting(0.0, "entropy bonus, times the mean entropy of the trained tokens", paper=0.001)
+    difficulty: str = setting("all", "learn only from groups in which at most a quarter succeeds (hard), at least three quarters do (easy), or between (medium): for studies", choices=("all", "hard", "medium", "easy"))
     temperature: float = setting(1.0, "sampling temperature of rollouts; the trained distribution is the sampled one", paper=1.0)
     max_prompt_length: int = setting(1024, "tokens; longer prompts are skipped and counted", paper=1024)
     max_response_length: int = setting(1024, "L, tokens; also the loss's constant length", paper=8192)
     wrong_answers: float = setting(0.0, "share of the training questions whose answer is replaced by another question's: label noise, for studies")
+    out_of_reach: float = setting(0.0, "share of the toy's training questions replaced by sums of twice --toy-most-terms: too hard, for studies")
     # ---- optimisation
     updates_per_step: int = setting(1, "optimiser steps a batch, each on its share of the groups", paper=2)
     lr: float = setting(1e-6, "learning rate, constant", paper=1e-6)
@@ -284,6 +286,8 @@ def validate(config: TrainConfig) -> None:
     most_terms = 99 // max(1, config.toy_largest)
     need(config.toy_most_terms <= most_terms, "toy_most_terms", f"at most {most_terms}: the toy has no token for sums above 99")
     need(0 <= config.wrong_answers <= 1, "wrong_answers", "between 0 and 1")
+    need(0 <= config.out_of_reach <= 1, "out_of_reach", "between 0 and 1")
+    need(config.out_of_reach == 0 or not config.data and 2 * config.toy_most_terms <= most_terms, "out_of_reach", f"0 unless the questions are toy sums of at most {most_terms // 2} terms")
     for name in (
         "questions_per_step", "updates_per_step", "max_prompt_length", "max_response_length", "train_batch_tokens",
         "rollout_batch", "logits_megabytes", "held_out", "eval_samples", "toy_questions", "toy_largest",

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from nano_exgrpo.questions import InputError
 
@@ -263,19 +264,14 @@ def token_logprobs(
     (fp64 for an fp64 model), zero outside the mask. Gradients flow through both.
     """
     device = policy.device
-    lengths = [len(p) + len(r) for p, r in zip(prompt_ids, response_ids, strict=True)]
-    ids = torch.full((len(lengths), max(lengths)), policy.pad_id)  # [B, S]
-    attention = torch.zeros_like(ids)  # [B, S]
-    for row, (prompt, response) in enumerate(zip(prompt_ids, response_ids)):
-        ids[row, : lengths[row]] = torch.cat([prompt, response])
-        attention[row, : lengths[row]] = 1
+    sequences = [torch.cat(pair) for pair in zip(prompt_ids, response_ids, strict=True)]
+    ids = pad_sequence(sequences, batch_first=True, padding_value=policy.pad_id)  # [B, S]
     mask = response_mask(response_ids)  # [B, T]
 
-    # Padding stands on the right, where causal attention never looks: positions are simply 0, 1, 2, …
+    # Padding stands on the right, where causal attention never looks: positions are simply 0, 1, 2, … and no mask is
+    # passed, which lets attention take its fastest path.
     with policy.precision():
-        hidden = policy.model.base_model(
-            input_ids=ids.to(device), attention_mask=attention.to(device), use_cache=False
-        ).last_hidden_state  # [B, S, H]
+        hidden = policy.model.base_model(input_ids=ids.to(device), use_cache=False).last_hidden_state  # [B, S, H]
 
     # The token at position p is predicted by the hidden state at p − 1.
     rows, steps = mask.nonzero(as_tuple=True)  # [N], [N]: the N real response tokens
@@ -341,14 +337,15 @@ class ProjectedLogprobs(torch.autograd.Function):
                     logp = project_logp(ctx.projection, h, ctx.temperature)  # [n, V]
             else:
                 logp = kept
-            g = hidden.new_zeros(n, dtype=logp.dtype) if grad_logprob is None else grad_logprob[part]  # [n]
+            # By the temperature here, where there are n numbers, and not below, where there are n · V.
+            g = hidden.new_zeros(n, dtype=logp.dtype) if grad_logprob is None else grad_logprob[part] / ctx.temperature  # [n]
             if grad_entropy is None:
                 grad = (logp.exp() if kept is not None else logp.exp_()).mul_(-g[:, None])  # [n, V]
             else:
-                slope = grad_entropy[part][:, None]  # [n, 1]
+                slope = grad_entropy[part][:, None] / ctx.temperature  # [n, 1]
                 grad = (logp + entropy[part][:, None]).mul_(slope).add_(g[:, None]).mul_(logp.exp()).neg_()  # [n, V]
             grad[torch.arange(n, device=grad.device), targets[part]] += g
-            grad = grad.div_(ctx.temperature).to(dtype)
+            grad = grad.to(dtype)
             grad_hidden[part] = grad @ matrix
             if ctx.needs_input_grad[1]:
                 product = grad.T @ h.to(dtype)  # [V, H]

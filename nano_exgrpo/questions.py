@@ -222,6 +222,17 @@ def mislabel(questions: list[Question], share: float, *, seed: int) -> list[Ques
     return noisy
 
 
+def put_out_of_reach(questions: list[Question], share: float, *, seed: int, terms: int, largest: int) -> list[Question]:
+    """The same toy questions, `share` of them replaced by sums of `terms` numbers from 1..largest (source
+    "out of reach"): the many questions of a hard data set from which a weak policy learns nothing yet.
+
+    Raises InputError where there are not so many different sums."""
+    chosen = random.Random(f"reach {seed}").sample(range(len(questions)), round(share * len(questions)))
+    longer = sum_questions(len(chosen), seed=seed, terms=(terms, terms), largest=largest)
+    hard = {i: replace(question, source="out of reach") for i, question in zip(chosen, longer)}
+    return [hard.get(i, question) for i, question in enumerate(questions)]
+
+
 class QuestionSampler:
     """Draws fresh questions, every one once an epoch, in an order shuffled anew each epoch."""
 

@@ -157,7 +157,10 @@ def choose_trajectories(
 ) -> list[Trajectory]:
     """One stored success of each question (step 3), all of them scored in one pass under the current policy.
 
-    method: as in `ReplayBuffer.choose`; "random" scores nothing. The rest: as in `policy.mean_entropies`."""
+    method: as in `ReplayBuffer.choose`; "random" scores nothing, and "none" chooses nothing: then the buffer only says
+    which questions to ask again. The rest: as in `policy.mean_entropies`."""
+    if method == "none":
+        return []
     stored = [t for id in question_ids for t in buffer.stored[id]]
     entropies = [math.nan] * len(stored)
     if stored and method != "random":

@@ -92,8 +92,8 @@ def table(curves: Mapping[str, Mapping[str, Sequence[Curve]]], baseline: str) ->
     """Markdown from setting → arm → the curves of its seeds: one row for each setting and arm. Intervals are 95 %, Student's t over seeds; differences are paired
     by seed, arm minus baseline, with the exact sign-flip test's p."""
     lines = [
-        f"| setting | arm | start | end | curve mean | rows with gradient | end − {baseline}, equal fresh rollouts | p | equal compute |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f"| setting | arm | start | end | curve mean | rows with gradient | end − {baseline}, equal fresh rollouts | p | equal compute | curve mean − {baseline} |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for setting, arms in curves.items():
         base = arms[baseline]
@@ -107,11 +107,12 @@ def table(curves: Mapping[str, Mapping[str, Sequence[Curve]]], baseline: str) ->
                 f"{fmean(c.trained_rows for c in own):.2f}",
             ]
             if arm == baseline:
-                cells += ["", "", ""]
+                cells += ["", "", "", ""]
             else:
                 fresh = paired_seeds(*at_equal("rollouts", base, own))
                 compute = paired_seeds(*at_equal("compute", base, own))
-                cells += [show_difference(fresh), f"{fresh.p:.3f}", show_difference(compute)]
+                speed = paired_seeds([c.mean for c in base], [c.mean for c in own])
+                cells += [show_difference(fresh), f"{fresh.p:.3f}", show_difference(compute), show_difference(speed)]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -22,6 +22,7 @@ from nano_exgrpo.questions import (
     load_questions,
     mislabel,
     possible_sums,
+    put_out_of_reach,
     read_jsonl,
     split_held_out,
     sum_questions,
@@ -37,6 +38,10 @@ def load_data(config: TrainConfig) -> tuple[list[Question], list[Question]]:
             config.data, question_field=config.question_field, answer_field=config.answer_field, split=config.split
         )
     train_questions, held_out = split_held_out(questions, config.held_out, seed=config.seed)
+    if config.out_of_reach:
+        train_questions = put_out_of_reach(
+            train_questions, config.out_of_reach, seed=config.seed, terms=2 * config.toy_most_terms, largest=config.toy_largest
+        )
     return mislabel(train_questions, config.wrong_answers, seed=config.seed), held_out
 
 

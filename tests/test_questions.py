@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nano_exgrpo.questions import InputError, Question, QuestionSampler, load_questions, mislabel, split_held_out, sum_questions
+from nano_exgrpo.questions import InputError, Question, QuestionSampler, load_questions, mislabel, put_out_of_reach, split_held_out, sum_questions
 
 
 def write(tmp_path, *rows) -> str:
@@ -226,3 +226,18 @@ def test_label_noise_is_spread_over_the_order_in_which_questions_are_drawn():
         noisy = mislabel(sum_questions(1000, seed=seed, terms=(3, 5)), 0.5, seed=seed)
         first = QuestionSampler(noisy, seed=seed).draw(300)
         assert 100 < sum(q.source.endswith("mislabelled") for q in first) < 200  # 150 expected, 5 deviations
+
+
+def test_questions_out_of_reach_replace_a_share_and_leave_the_rest() -> None:
+    questions = sum_questions(400, seed=1, terms=(3, 5), largest=5)
+    mixed = put_out_of_reach(questions, 0.9, seed=1, terms=10, largest=5)
+    hard = [q for q in mixed if q.source == "out of reach"]
+    assert len(mixed) == 400 and len(hard) == 360 == len({q.id for q in hard})
+    assert [b for a, b in zip(questions, mixed) if b in questions] == [a for a, b in zip(questions, mixed) if a == b]
+    for question in hard:
+        terms = [int(word) for word in question.prompt.split(" + ")]
+        assert len(terms) == 10 and sum(terms) == int(question.answer)
+    assert put_out_of_reach(questions, 0.0, seed=1, terms=10, largest=5) == questions
+    # Spread evenly over the order of drawing, as in mislabel: not just the first ones drawn.
+    first = QuestionSampler(mixed, seed=1).draw(100)
+    assert 80 < sum(q.source == "out of reach" for q in first) < 98  # 90 expected, 3 deviations

@@ -160,7 +160,7 @@ def test_a_tiny_study_end_to_end_and_a_resumed_one_equals_it(tmp_path: Path, cap
 
 def test_the_arms_of_a_seed_start_from_the_same_policy_and_questions(tmp_path: Path) -> None:
     changes = study.parse_changes([TINY[i + 1] for i, word in enumerate(TINY) if word == "--set"])
-    small = study.Study({"s": {}}, study.COMPARED, "grpo")
+    small = study.Study(study.grid({"s": {}}, study.ARMS), "grpo")
     (job,) = study.plan(small, [3], {**changes, "steps": 1}, tmp_path)
     assert len(study.run_job(job)) == 2 and study.run_job(job) == []
     starts = [json.loads((Path(config.run) / "metrics.jsonl").read_text().splitlines()[0]) for config in job]
@@ -186,8 +186,8 @@ def test_bad_options_are_one_sentence_and_exit_code_2(capsys: pytest.CaptureFixt
 
 def test_every_study_resolves_and_has_its_baseline_among_its_arms() -> None:
     for name, each in study.STUDIES.items():
-        assert each.baseline in each.arms
+        assert all(each.baseline in arms for arms in each.cells.values())
         jobs = study.plan(each, [0], {}, Path("out"))
-        assert [len(job) for job in jobs] == [len(each.settings) * len(each.arms)], name
+        assert [len(job) for job in jobs] == [sum(map(len, each.cells.values()))], name
         folders = [config.run for job in jobs for config in job]
         assert len(set(folders)) == len(folders)
