@@ -469,6 +469,32 @@ def test_trajectory_choice_is_by_entropy_under_the_current_policy(tiny, monkeypa
     assert seen > 5
 
 
+def test_a_question_can_be_asked_again_without_a_stored_trajectory(tiny, monkeypatch, tmp_path):
+    """The control for replay: the buffer says which questions to ask, and all K of their trajectories are fresh."""
+    script = Script(monkeypatch, tmp_path, 40, lambda step, id: 2)
+    script.run(tmp_path, steps=3, questions_per_step=8, group_size=4, start_threshold=-1.0, trajectory_choice="none")
+    first = {id for id, _ in script.asked[0]}
+    assert {id for id, _ in script.asked[1][:4]} <= first and not {id for id, _ in script.asked[1][4:]} & first
+    assert all(n == 4 for asked in script.asked for _, n in asked)
+    assert not any(t.replayed for groups in script.groups for group in groups for t in group)
+
+
+@pytest.mark.parametrize(("difficulty", "taught"), [("hard", {1, 2}), ("medium", {3, 4, 5}), ("easy", {6, 7})])
+def test_only_groups_of_the_chosen_difficulty_teach(tiny, monkeypatch, tmp_path, difficulty, taught):
+    """K 8, and every question has a number of successes of its own, 0 to 8."""
+    script = Script(monkeypatch, tmp_path, 19, lambda step, id: int(id[1:]) % 9)
+    seen = []
+    update = train.update_policy
+
+    def spy(policy: Any, optimizer: Any, groups: Any, advantages: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.extend((int(g[0].question_id[1:]) % 9, bool(row.any())) for g, row in zip(groups, advantages))
+        return update(policy, optimizer, groups, advantages, *args, **kwargs)
+
+    monkeypatch.setattr(train, "update_policy", spy)
+    script.run(tmp_path, steps=1, algo="grpo", questions_per_step=18, group_size=8, difficulty=difficulty)
+    assert len({k for k, _ in seen}) == 9 and all(moved == (k in taught) for k, moved in seen)
+
+
 def test_replayed_log_probabilities_are_those_of_the_generating_policy(tiny, monkeypatch, tmp_path):
     """π_past is what the policy said when it sampled, through all later steps: recomputed from kept weights."""
     import copy
