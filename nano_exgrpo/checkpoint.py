@@ -115,7 +115,9 @@ def load_state(run: Path) -> tuple[Path, dict[str, Any]]:
             else f"checkpoint {checkpoints[-1]} was saved by one process; resume it without torchrun"
         )
     try:
-        return checkpoints[-1], torch.load(checkpoints[-1] / name, weights_only=True, map_location="cpu")
+        state = torch.load(checkpoints[-1] / name, weights_only=True, map_location="cpu")
+        state["step"], state["random"]  # another file under its name would fail later, less clearly
+        return checkpoints[-1], state
     except Exception as error:  # truncated zip, wrong type, refused pickle: each raises its own kind
         raise InputError(
             f"checkpoint {checkpoints[-1]} is damaged ({type(error).__name__}); delete that folder to resume from the one before"

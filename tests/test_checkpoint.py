@@ -86,7 +86,7 @@ def test_replacing_a_folder_is_whole_or_not_at_all(tmp_path):
     assert [p.name for p in folder.iterdir()] == ["b"] and [p.name for p in tmp_path.iterdir()] == ["f"]
 
 
-@pytest.mark.parametrize("damage", ["truncate", "empty", "text", "pickle"])
+@pytest.mark.parametrize("damage", ["truncate", "empty", "text", "pickle", "other"])
 def test_damaged_state_is_named_and_the_one_before_still_works(policy, tmp_path, damage):
     for step in (1, 2):
         save_checkpoint(tmp_path, step, policy, {"x": step})
@@ -98,6 +98,8 @@ def test_damaged_state_is_named_and_the_one_before_still_works(policy, tmp_path,
                 return os.mkdir, (str(tmp_path / "executed"),)
 
         torch.save({"x": Hostile()}, state)
+    elif damage == "other":
+        torch.save({"weights": torch.zeros(2)}, state)
     else:
         data = state.read_bytes()
         state.write_bytes({"truncate": data[: len(data) // 2], "empty": b"", "text": b"hello"}[damage])
