@@ -40,7 +40,7 @@ from nano_exgrpo.loss import group_advantages, keep_difficulty
 from nano_exgrpo.memory import fit_table, load_shape
 from nano_exgrpo.metrics import Stopwatch, eval_metrics, sample_rows, step_metrics, summary
 from nano_exgrpo.optim import adamw8bit_class, make_optimizer, own_part, resolve_dtypes
-from nano_exgrpo.policy import enable_gradient_checkpointing, load_policy, resolve_device, resolve_model_name
+from nano_exgrpo.policy import compile_layers, enable_gradient_checkpointing, load_policy, resolve_device, resolve_model_name
 from nano_exgrpo.questions import InputError, QuestionSampler
 from nano_exgrpo.replay import ReplayBuffer, choose_trajectories
 from nano_exgrpo.rollout import rollout
@@ -91,6 +91,8 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
     policy.sampler = config.sampler
     if config.gradient_checkpointing:
         enable_gradient_checkpointing(policy.model)
+    if config.compile:
+        compile_layers(policy)
     prompts = encode_prompts(policy, train_questions, config)
     questions = {q.id: q for q in distributed.shard([q for q in train_questions if q.id in prompts])}
     fitting = encode_prompts(policy, held_out, config)

@@ -53,7 +53,7 @@ from nano_exgrpo import toy
 from nano_exgrpo.config import resolve
 from nano_exgrpo.loss import group_advantages
 from nano_exgrpo.optim import make_optimizer
-from nano_exgrpo.policy import Policy, make_policy
+from nano_exgrpo.policy import Policy, compile_layers, make_policy
 from nano_exgrpo.questions import sum_questions
 from nano_exgrpo.rollout import rollout
 from nano_exgrpo.update import update_policy
@@ -148,6 +148,8 @@ class Ours:
             preset="none", questions_per_step=len(shape.prompts), group_size=shape.group_size,
             max_response_length=shape.response_length, train_batch_tokens=args.tokens,
         ))  # fmt: skip
+        if args.compile:
+            compile_layers(self.policy)
         self.optimizer = make_optimizer(self.policy.model.parameters(), "adamw", lr=1e-6, weight_decay=0.0)
 
     def step(self) -> None:
@@ -286,6 +288,7 @@ def measure_memory(args: argparse.Namespace) -> dict[str, Any]:
         command = [sys.executable, __file__, "--side", side]
         for name in ("shape", "dtype", "tokens", "trl_batch", "sampler", "threads", "steps"):
             command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+        command += ["--compile"] if args.compile else []
         output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         found[side] = json.loads(output.splitlines()[-1])
     return found
@@ -319,6 +322,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=0, help="our train_batch_tokens; 0: 8192 for the toy, else 1024")
     parser.add_argument("--trl-batch", type=int, default=0, help="TRL's rows in a micro-batch; 0: 256 for the toy, else 8")
     parser.add_argument("--sampler", choices=("loop", "generate"), default="loop", help="our rollouts: --sampler of train.py")
+    parser.add_argument("--compile", action="store_true", help="our layers compiled for the update: --compile of train.py")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--memory", action="store_true", help="measure memory instead of time")
     parser.add_argument("--side", choices=("ours", "trl"), help=argparse.SUPPRESS)

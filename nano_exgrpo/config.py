@@ -79,6 +79,7 @@ class TrainConfig:
     rollout_batch: int = setting(64, "sequences in one generate call")
     logits_megabytes: int = setting(256, "most megabytes of fp32 logits at a time")
     gradient_checkpointing: bool = setting(False, "recompute activations in backward: less memory, a third more time")
+    compile: bool = setting(False, "torch.compile the layers for updates: a minute at the start, then faster steps (needs a C++ compiler, on CUDA Triton)")
     threads: int = setting(0, "CPU threads; 0 leaves torch's choice")
     dry_run: bool = setting(False, "only print how much memory these settings take, and which to change")
     # ---- supervised warm-up
@@ -176,7 +177,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 # learned, and from what, may not: the run's config.json has to stay true for all of its steps.
 MAY_CHANGE = frozenset(
     "steps eval_every save_every log_samples sampler device threads dtype rollout_batch train_batch_tokens logits_megabytes "
-    "gradient_checkpointing".split()
+    "gradient_checkpointing compile".split()
 )
 
 

@@ -8,7 +8,7 @@ leave the batch, and a draw costs one random number, not V.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ def decode(
     stops = torch.tensor(policy.stop_ids, device=policy.device)
     responses = torch.full((len(prompts), max_new_tokens), policy.pad_id, device=policy.device)  # [B, T]
 
-    with torch.no_grad(), policy.precision(), cache_on(model):
+    with torch.no_grad(), policy.precision(), for_generation(policy):
         positions = (attention.cumsum(1) - 1).clamp(min=0)  # [G, P]: padding on the left shifts no position
         output = model.base_model(input_ids=ids, attention_mask=attention, position_ids=positions, use_cache=True)
         logits = project(output.last_hidden_state[:, -1])  # [G, V]
@@ -104,13 +104,15 @@ def draw_tokens(logits: Tensor, temperature: float, top_p: float = 1.0) -> Tenso
 
 
 @contextmanager
-def cache_on(model: Any) -> Iterator[None]:
-    """Pause gradient checkpointing, which would switch the KV cache off and make generation quadratic."""
-    checkpointed = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False) and m.training]
+def for_generation(policy: Policy) -> Iterator[None]:
+    """Pause what serves training only: gradient checkpointing, which would switch the KV cache off and make generation
+    quadratic, and compiled layers, which would be compiled anew for every length of the cache."""
+    checkpointed = [m for m in policy.model.modules() if getattr(m, "gradient_checkpointing", False) and m.training]
     for module in checkpointed:
         module.training = False  # see `policy.enable_gradient_checkpointing`
     try:
-        yield
+        with torch.compiler.set_stance("force_eager") if policy.compiled else nullcontext():
+            yield
     finally:
         for module in checkpointed:
             module.training = True

@@ -47,6 +47,7 @@ class Policy:
     context: most tokens, prompt and response together, that the model can attend to.
     autocast: dtype of matrix products where the weights are kept in fp32; None computes in the weights' own.
     sampler: how it generates, "generate" (HF's) or "loop" (`decode.py`): the same distribution, another speed.
+    compiled: whether the layers are compiled for training (`compile_layers`).
     """
 
     model: Any
@@ -56,6 +57,7 @@ class Policy:
     context: int
     autocast: torch.dtype | None = None
     sampler: str = "generate"
+    compiled: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -155,15 +157,28 @@ def enable_gradient_checkpointing(model: Any) -> None:
 
     transformers does so only for layers in training mode, which the policy is never in because of dropout. So
     just the layers themselves are put in that mode, not the modules in them that drop out."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable  # old name
     enable({"use_reentrant": False})
+    for layer in transformer_layers(model, "--gradient-checkpointing"):
+        layer.training = True
+
+
+def compile_layers(policy: Policy) -> None:
+    """torch.compile each layer: between matrix products, a layer's elementwise work becomes one kernel in place of ten.
+    The first updates take a minute more; tokens are generated uncompiled. Raises InputError where a model cannot."""
+    for layer in transformer_layers(policy.model, "--compile"):
+        layer.compile(dynamic=True)
+    policy.compiled = True
+
+
+def transformer_layers(model: Any, option: str) -> list[Any]:
+    """The model's layers. Raises InputError, naming the option that wants them, where transformers does not tell."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
-        raise InputError(f"model type {model.config.model_type} cannot do --gradient-checkpointing; leave it out")
-    for layer in layers:
-        layer.training = True
+        raise InputError(f"model type {model.config.model_type} cannot do {option}; leave it out")
+    return layers
 
 
 def find_stop_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:

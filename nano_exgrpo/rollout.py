@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nano_exgrpo.decode import DIVERGED, cache_on, decode, pad_left
+from nano_exgrpo.decode import DIVERGED, for_generation, decode, pad_left
 from nano_exgrpo.policy import Policy
 from nano_exgrpo.questions import InputError
 
@@ -93,7 +93,7 @@ def _generate_batch(
         rows = decode(policy, prompts, temperature, top_p, max_new_tokens)  # B × [T]
     else:
         ids, attention = pad_left(prompts, policy)  # [B, P] each
-        with torch.no_grad(), policy.precision(), cache_on(policy.model), bare_generation(policy.model) as generate:
+        with torch.no_grad(), policy.precision(), for_generation(policy), bare_generation(policy.model) as generate:
             try:
                 output = generate(
                     input_ids=ids,

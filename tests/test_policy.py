@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 import math
+import shutil
 
 import pytest
 import torch
 from conftest import QWEN_TOKENIZER, build, ragged, tiny_toy, word_tokenizer
 from tabular import exact_probabilities, outcomes, prompt, tabular_policy
 
+from nano_exgrpo import toy
 from nano_exgrpo.policy import (
     HUB_IDS,
+    compile_layers,
     enable_gradient_checkpointing,
     encode_prompt,
     find_stop_ids,
@@ -25,6 +28,7 @@ from nano_exgrpo.policy import (
     token_logprobs,
 )
 from nano_exgrpo.questions import InputError
+from nano_exgrpo.rollout import generate_responses
 
 LENGTHS = [(3, 5), (1, 1), (6, 2), (2, 7)]
 FAMILIES = ["qwen2", "llama", "gpt2"]
@@ -190,6 +194,35 @@ def test_token_batches_cover_all_rows_within_the_budget():
     assert all(len(batch) * max(lengths[i] for i in batch) <= 120 for batch in batches)
     assert max(lengths) == lengths[batches[0][0]]  # the largest first, so that memory runs out at once or never
     assert token_batches([500], 120) == [[0]] and token_batches([], 120) == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++") and not shutil.which("clang++"), reason="torch.compile needs a C++ compiler")
+def test_compiled_layers_change_nothing_and_stay_out_of_generation():
+    """Values and gradients on batches of two shapes, then tokens: no layer is compiled for a cache's growing length."""
+    policy = toy.build_policy(seed=0, hidden=32, layers=2)
+    rng = torch.Generator().manual_seed(0)
+    batches = [
+        [[torch.randint(4, 100, (fewest + i % 3,), generator=rng) for i in range(rows)] for fewest in (5, 3)] for rows in (4, 7)
+    ]
+
+    def logprobs_and_gradient(prompts, responses):
+        policy.model.zero_grad()
+        logprobs, entropies, _ = token_logprobs(policy, prompts, responses)
+        (logprobs.sum() + entropies.sum()).backward()
+        return logprobs.detach(), torch.cat([p.grad.flatten() for p in policy.model.parameters()])
+
+    expected = [logprobs_and_gradient(*batch) for batch in batches]
+    compile_layers(policy)
+    for batch, (logprobs, gradient) in zip(batches, expected):
+        found = logprobs_and_gradient(*batch)
+        assert torch.allclose(found[0], logprobs, atol=1e-5) and torch.allclose(found[1], gradient, atol=1e-5)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert graphs  # something was compiled
+    for sampler in ("generate", "loop"):
+        policy.sampler = sampler
+        generate_responses(policy, batches[0][0], 2, temperature=1.0, max_new_tokens=8)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
 
 
 def test_gradient_checkpointing_recomputes_and_changes_nothing():

@@ -9,7 +9,7 @@ import torch
 from conftest import HIDDEN_DEFAULTS, QWEN_TOKENIZER, build, give_hidden_defaults, tiny_toy
 from tabular import exact_probabilities, prompt, tabular_policy
 
-from nano_exgrpo.decode import cache_on
+from nano_exgrpo.decode import for_generation
 from nano_exgrpo.policy import Policy, enable_gradient_checkpointing, encode_prompt, make_policy
 from nano_exgrpo.rollout import cut_at_stop, generate_responses, make_trajectory, rollout
 
@@ -150,7 +150,7 @@ def test_checkpointing_leaves_generation_fast_and_silent(capfd):
     assert capfd.readouterr() == ("", "")
     layers = policy.model.model.layers
     assert all(layer.training and layer.gradient_checkpointing for layer in layers)
-    with pytest.raises(ZeroDivisionError), cache_on(policy.model):
+    with pytest.raises(ZeroDivisionError), for_generation(policy):
         1 / 0
     assert all(layer.training for layer in layers)
 
