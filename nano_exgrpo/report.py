@@ -112,7 +112,7 @@ def table(curves: Mapping[str, Mapping[str, Sequence[Curve]]], baseline: str) ->
                 fresh = paired_seeds(*at_equal("rollouts", base, own))
                 compute = paired_seeds(*at_equal("compute", base, own))
                 speed = paired_seeds([c.mean for c in base], [c.mean for c in own])
-                cells += [show_difference(fresh), f"{fresh.p:.3f}", show_difference(compute), show_difference(speed)]
+                cells += [show_difference(fresh), f"{fresh.p:.3f}" if fresh.p >= 0.001 else "< 0.001", show_difference(compute), show_difference(speed)]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
