@@ -89,8 +89,8 @@ def at_equal(key: str, curves: Sequence[Curve], others: Sequence[Curve]) -> tupl
 
 
 def table(curves: Mapping[str, Mapping[str, Sequence[Curve]]], baseline: str) -> str:
-    """Markdown from setting → arm → the curves of its seeds: one row for each setting and arm. Intervals are 95 %, Student's t over seeds; differences are paired
-    by seed, arm minus baseline, with the exact sign-flip test's p."""
+    """Markdown from setting → arm → the curves of its seeds: one row for each setting and arm. Intervals are 95 %,
+    Student's t over seeds; differences are paired by seed, arm minus baseline, with the exact sign-flip test's p."""
     lines = [
         f"| setting | arm | start | end | curve mean | rows with gradient | end − {baseline}, equal fresh rollouts | p | equal compute | curve mean − {baseline} |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -230,13 +230,14 @@ def report_samples(runs: Runs, target: Path) -> str:
     """The preliminary study: a column of panels for each setting, from all samples of its runs; returns a table.
 
     Above, the mean token entropy of reasoned successes, lucky guesses and failures in the first 20 steps of the grpo
-    arm; then how many of the successes are luck, by the successes of their group; below, the exgrpo arm's buffer."""
+    arm; then how many of the successes are luck, by the successes of their group; below, the exgrpo arm's buffer. The
+    table also tells how many of that arm's replayed trajectories are luck."""
     plt = pyplot()
     figure, axes = plt.subplots(3, len(runs), figsize=(5 * len(runs), 9), squeeze=False, constrained_layout=True)
     lines = [
         "| setting | reasoned / lucky / wrong | mean entropy of each | P(reasoned < wrong) | P(reasoned < lucky) "
-        "| luck among successes, k = 1 | k = K/2 |",
-        "|---|---|---|---|---|---|---|",
+        "| luck among successes, k = 1 | k = K/2 | luck among the replayed |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for column, (setting, arms) in enumerate(runs.items()):
         rows = [row for run in arms["grpo"] for row in read_lines(run / "samples.jsonl")]
@@ -259,6 +260,8 @@ def report_samples(runs: Runs, target: Path) -> str:
         axes[2][column].plot([row["step"] for row in metrics], [row["buffer/retired"] for row in metrics], "k--", label="retired")
         axes[2][column].set(title="questions in the buffer, by bucket (first seed)", xlabel="step")
         axes[2][column].legend(fontsize=7, ncols=2)
+        samples = (row for run in arms["exgrpo"] for row in read_lines(run / "samples.jsonl"))
+        replayed = [kind(row["prompt"], row["response"], row["reward"]) for row in samples if row["replayed"]]
         few = {name: values[:2000] for name, values in entropies.items()}
         luck = lambda k: f"{shares[k][0] / shares[k][1]:.2f} of {shares[k][1]}" if k in shares else "none"  # noqa: E731
         cells = [
@@ -269,6 +272,7 @@ def report_samples(runs: Runs, target: Path) -> str:
             f"{separation(few['reasoned'], few['lucky']):.2f}" if few["reasoned"] and few["lucky"] else "none",
             luck(1),
             luck(K // 2),
+            f"{replayed.count('lucky') / len(replayed):.2f} of {len(replayed)}" if replayed else "none",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     save_figure(figure, target)

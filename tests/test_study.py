@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import study
+from nano_exgrpo.config import resolve, to_dict
 from nano_exgrpo.report import Curve, at, at_equal, fresh_groups, kind, lucky_share, read_curve, separation, table
 from nano_exgrpo.stats import paired_seeds
 
@@ -191,3 +192,14 @@ def test_every_study_resolves_and_has_its_baseline_among_its_arms() -> None:
         assert [len(job) for job in jobs] == [sum(map(len, each.cells.values()))], name
         folders = [config.run for job in jobs for config in job]
         assert len(set(folders)) == len(folders)
+
+
+def test_the_default_study_is_train_py_as_it_is_and_the_hard_one_its_preset() -> None:
+    def differences(setting: str, name: str, preset: str) -> set[str]:
+        small = study.Study({setting: study.STUDIES[name].cells[setting]}, "grpo")
+        ran = study.plan(small, [0], {}, Path("out"))[0][1]
+        meant = resolve({"preset": preset})
+        return {field for field, value in to_dict(ran).items() if value != getattr(meant, field)}
+
+    assert differences("train.py's default", "default", "toy") == {"run"}
+    assert differences("hard", "compare", "hard") == {"run", "preset", "sampler", "log_samples"}
