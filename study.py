@@ -98,12 +98,12 @@ def compare() -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def regimes() -> dict[str, dict[str, dict[str, Any]]]:
-    """How often the warmed-up policy reasons × how many questions there are × how many of them are out of reach."""
+    """How often the warmed-up policy reasons × how many of the questions are out of reach; then fewer questions."""
+    cells = [(reasoning, 1500, far) for reasoning in (0.05, 0.2, 0.4) for far in (0.0, 0.9, 0.98)]
+    cells += [(0.2, 300, far) for far in (0.0, 0.9, 0.98)]
     settings = {
         f"reasons {reasoning:g}, {count} questions, {far:g} out of reach": dict(toy_reasoning=reasoning, toy_questions=count, out_of_reach=far)
-        for reasoning in (0.05, 0.2, 0.4)
-        for count in (1500, 300)
-        for far in (0.0, 0.9, 0.98)
+        for reasoning, count, far in cells
     }
     return grid(settings, ARMS)
 

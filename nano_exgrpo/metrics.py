@@ -124,7 +124,8 @@ def summary(run: Path, config: TrainConfig) -> str:
     ]
     other = "grpo" if config.algo == "exgrpo" else "exgrpo"
     if config.model == "toy":
-        lines.append(f"try next  python train.py --algo {other}   python eval.py --model {run} --show wrong")
+        preset = "" if config.preset == "toy" else f" --preset {config.preset}"
+        lines.append(f"try next  python train.py{preset} --algo {other}   python eval.py --model {run} --show wrong")
     else:
         lines.append(f"try next  python eval.py --model {run} --bench gsm8k   python train.py --resume {run} --steps {2 * config.steps}")
         if not config.save_every:

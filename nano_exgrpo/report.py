@@ -150,8 +150,8 @@ def save_figure(figure: Any, target: Path) -> None:
 def plot_study(curves: Mapping[str, Mapping[str, Sequence[Curve]]], target: Path) -> None:
     """A panel for each setting: mean held-out accuracy of each arm over fresh rollouts, with its 95 % interval."""
     plt = pyplot()
-    columns = min(4, len(curves))
-    rows = math.ceil(len(curves) / columns)
+    rows = math.ceil(len(curves) / 4)
+    columns = math.ceil(len(curves) / rows)
     figure, axes = plt.subplots(rows, columns, figsize=(4.5 * columns, 3.4 * rows), squeeze=False, constrained_layout=True)
     for axis in axes.flat[len(curves) :]:
         axis.set_visible(False)
