@@ -3,7 +3,8 @@
 
     pip install "trl==1.16"
     python bench/step.py --shape a                      the toy: 32 questions, K 8, about 9 tokens a response
-    python bench/step.py --shape b --steps 3            135M weights, vocabulary 49,152: 15 minutes on two cores
+    python bench/step.py --shape b                      135M weights, vocabulary 49,152: 25 minutes on two cores
+    python bench/step.py --shape b --compile            our layers compiled, and our update once more without
     python bench/step.py --shape b --dtype bfloat16     the same with products in bf16, on both sides
     python bench/step.py --shape b --memory             peak memory, each side in a process of its own
 
@@ -79,6 +80,7 @@ class Laps:
     update: list[float] = field(default_factory=list)
     step: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
+    uncompiled: list[float] = field(default_factory=list)
     tokens: int = 0
     rows: int = 0
 
@@ -171,6 +173,10 @@ class Ours:
         self.laps.update.append(end - scored)
         self.laps.step.append(end - start)
         self.laps.cpu.append(time.process_time() - cpu)
+        if self.policy.compiled:  # once more without, outside the clock, for the comparison
+            with torch.compiler.set_stance("force_eager"):
+                update_policy(self.policy, self.optimizer, groups, advantages, self.config, clip_range=0.2)
+            self.laps.uncompiled.append(time.perf_counter() - end)
         self.laps.tokens = sum(len(t.response_ids) for group in groups for t in group)
         self.laps.rows = int((advantages != 0).sum())
 
@@ -343,11 +349,12 @@ def main() -> int:
 
     shape = SHAPES[args.shape]()
     ours = Ours(shape, args)
-    floors = []
+    floors, peaks = [], []
 
     def take_turns(trl_laps: Laps) -> None:
         ours.step()
         floors.append(bare_generate(shape))
+        peaks.append(matmul_peak(torch.bfloat16 if args.dtype == "bfloat16" else torch.float32))
         turn = f"TRL {trl_laps.step[-1]:.3f} s, ours {ours.laps.step[-1]:.3f} s, bare generate {floors[-1]:.0f} tokens/s"
         print(turn, file=sys.stderr, flush=True)
 
@@ -356,7 +363,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         trl_laps = run_trl(theirs, args, args.warm + args.steps, take_turns, folder)
     floor = statistics.median(floors[args.warm :])
-    peak = matmul_peak(torch.bfloat16 if args.dtype == "bfloat16" else torch.float32)
+    peak = statistics.median(peaks[args.warm :])
     print(f"shape {args.shape}, {args.dtype}, torch {torch.__version__}, {args.threads} threads; medians of {args.steps} steps\n")
     print("            step     generate   score    update   CPU        generated   update")
     for name, laps in (("ours", ours.laps), ("TRL", trl_laps)):
@@ -374,6 +381,8 @@ def main() -> int:
     print(f"\nstep time against TRL   {ratio:.2f}   (CPU time, which other work on the machine disturbs less: {cpu:.2f})")
     print(f"generate against bare   {generated / floor:.2f}   (bare model.generate {floor:.0f} tokens/s)")
     print(f"update against matmul   {ours_rate / peak:.2f}   (matmul {peak:.0f} GFLOP/s)")
+    if ours.laps.uncompiled:
+        print(f"compiled update against the same one uncompiled   {ours.laps.median('update', args.warm) / ours.laps.median('uncompiled', args.warm):.2f}")
     return 0
 
 
