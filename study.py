@@ -53,7 +53,7 @@ EXGRPO: dict[str, Any] = dict(algo="exgrpo")
 ARMS = {"grpo": GRPO, "exgrpo": EXGRPO}
 RATES = (2.5e-5, 5e-5, 1e-4, 2e-4)
 # setting → the best learning rate of GRPO and of ExGRPO, by their accuracy at the end in `tuning`.
-BEST = {"clean": (1e-4, 1e-4), "hard": (5e-5, 5e-5), "harder": (5e-5, 5e-5), "noisy": (5e-5, 2.5e-5), "weak": (2e-4, 2e-4)}
+BEST = {"clean": (1e-4, 1e-4), "hard": (5e-5, 5e-5), "harder": (1e-4, 2.5e-5), "noisy": (5e-5, 2.5e-5), "weak": (2e-4, 2e-4)}
 ABLATED: dict[str, dict[str, Any]] = {
     "exgrpo": EXGRPO,
     "grpo": GRPO,
