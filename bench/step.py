@@ -52,6 +52,7 @@ from torch import Tensor
 
 from nano_exgrpo import toy
 from nano_exgrpo.config import resolve
+from nano_exgrpo.decode import for_generation
 from nano_exgrpo.loss import group_advantages
 from nano_exgrpo.optim import make_optimizer
 from nano_exgrpo.policy import Policy, compile_layers, make_policy
@@ -252,7 +253,7 @@ def bare_generate(shape: Shape) -> float:
         eos_token_id=list(policy.stop_ids), pad_token_id=policy.pad_id,
     )  # fmt: skip
     start = time.perf_counter()
-    with torch.no_grad(), policy.precision():
+    with torch.no_grad(), policy.precision(), for_generation(policy):
         out = policy.model.generate(input_ids=ids, attention_mask=(ids != policy.pad_id).long(), generation_config=settings)
     return (out[:, width:] != policy.pad_id).sum().item() / (time.perf_counter() - start)
 
@@ -348,6 +349,8 @@ def main() -> int:
         return 0
 
     shape = SHAPES[args.shape]()
+    policy = make_policy(copy.deepcopy(shape.policy.model), shape.policy.tokenizer)  # before ours may be compiled
+    theirs = Shape(policy, shape.prompts, shape.prompt_ids, shape.group_size, shape.response_length)
     ours = Ours(shape, args)
     floors, peaks = [], []
 
@@ -358,8 +361,6 @@ def main() -> int:
         turn = f"TRL {trl_laps.step[-1]:.3f} s, ours {ours.laps.step[-1]:.3f} s, bare generate {floors[-1]:.0f} tokens/s"
         print(turn, file=sys.stderr, flush=True)
 
-    policy = make_policy(copy.deepcopy(shape.policy.model), shape.policy.tokenizer)
-    theirs = Shape(policy, shape.prompts, shape.prompt_ids, shape.group_size, shape.response_length)
     with tempfile.TemporaryDirectory() as folder:
         trl_laps = run_trl(theirs, args, args.warm + args.steps, take_turns, folder)
     floor = statistics.median(floors[args.warm :])
