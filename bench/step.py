@@ -6,6 +6,7 @@
     python bench/step.py --shape b                      135M weights, vocabulary 49,152: 25 minutes on two cores
     python bench/step.py --shape b --compile            our layers compiled, and our update once more without
     python bench/step.py --shape b --dtype bfloat16     the same with products in bf16, on both sides
+    python bench/step.py --shape b --update             our update alone, plain and compiled in turns: 5 minutes
     python bench/step.py --shape b --memory             peak memory, each side in a process of its own
 
 Both sides start from the same weights, ask the same prompts, take the same K and lengths, and make one update a
@@ -57,7 +58,7 @@ from nano_exgrpo.loss import group_advantages
 from nano_exgrpo.optim import make_optimizer
 from nano_exgrpo.policy import Policy, compile_layers, make_policy
 from nano_exgrpo.questions import sum_questions
-from nano_exgrpo.rollout import rollout
+from nano_exgrpo.rollout import Trajectory, rollout
 from nano_exgrpo.update import update_policy
 
 
@@ -317,6 +318,39 @@ def one_side(args: argparse.Namespace) -> None:
     print(json.dumps({"before": before, "peak": peak_bytes()}))
 
 
+# --------------------------------------------------------------------------------------------- update
+
+
+def measure_update(shape: Shape, args: argparse.Namespace) -> None:
+    """Our update of two mixed groups with made-up responses of full length: plain and compiled take turns with a matrix
+    product, so that each is compared with what the machine could do at that moment."""
+    ours = Ours(shape, args)
+    compile_layers(shape.policy)
+    rng, vocabulary = torch.Generator().manual_seed(0), shape.policy.model.config.vocab_size
+    advantages = torch.tensor([[0.5, -0.5] * (shape.group_size // 2)] * 2)  # [2, K]
+    tokens = 2 * shape.group_size * shape.response_length
+    flops = update_flops(shape, 2 * shape.group_size, tokens * len(shape.prompts) // 2)
+    shares: dict[str, list[float]] = {"plain": [], "compiled": []}
+    for turn in range(args.warm + args.steps):
+        for name, own in shares.items():
+            groups = [
+                [
+                    Trajectory(str(i), shape.prompt_ids[i], torch.randint(2, vocabulary, (shape.response_length,), generator=rng), "", True)
+                    for _ in range(shape.group_size)
+                ]
+                for i in range(2)
+            ]
+            peak = matmul_peak(torch.bfloat16 if args.dtype == "bfloat16" else torch.float32)
+            start = time.perf_counter()
+            with torch.compiler.set_stance("default" if name == "compiled" else "force_eager"):
+                update_policy(ours.policy, ours.optimizer, groups, advantages, ours.config, clip_range=0.2)
+            seconds = time.perf_counter() - start
+            own.append(flops / seconds / 1e9 / peak)
+            print(f"turn {turn} {name:8} {seconds:6.2f} s, {own[-1]:.2f} of a matmul's {peak:.0f} GFLOP/s", flush=True)
+    for name, own in shares.items():
+        print(f"update against matmul, {name}: {statistics.median(own[args.warm :]):.2f}")
+
+
 # ------------------------------------------------------------------------------------------------ main
 
 
@@ -331,6 +365,7 @@ def main() -> int:
     parser.add_argument("--sampler", choices=("loop", "generate"), default="loop", help="our rollouts: --sampler of train.py")
     parser.add_argument("--compile", action="store_true", help="our layers compiled for the update: --compile of train.py")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--update", action="store_true", help="measure our update alone, plain and compiled")
     parser.add_argument("--memory", action="store_true", help="measure memory instead of time")
     parser.add_argument("--side", choices=("ours", "trl"), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -349,6 +384,9 @@ def main() -> int:
         return 0
 
     shape = SHAPES[args.shape]()
+    if args.update:
+        measure_update(shape, args)
+        return 0
     policy = make_policy(copy.deepcopy(shape.policy.model), shape.policy.tokenizer)  # before ours may be compiled
     theirs = Shape(policy, shape.prompts, shape.prompt_ids, shape.group_size, shape.response_length)
     ours = Ours(shape, args)
