@@ -166,9 +166,13 @@ def plot_study(curves: Mapping[str, Mapping[str, Sequence[Curve]]], target: Path
         axis.set_title(setting, fontsize=10)
         axis.set_ylim(0, 1)
         axis.grid(alpha=0.3)
+        axis.locator_params(axis="x", nbins=5)
     axes[-1][0].set_xlabel("fresh rollouts")
     axes[0][0].set_ylabel("held-out accuracy")
-    axes[0][0].legend(fontsize=8)
+    if len(arms) <= 4:
+        axes[0][0].legend(fontsize=8)
+    else:
+        figure.legend(*axes[0][0].get_legend_handles_labels(), fontsize=8, loc="outside right upper")
     save_figure(figure, target)
     plt.close(figure)
 
