@@ -44,7 +44,7 @@ from nano_exgrpo.policy import compile_layers, enable_gradient_checkpointing, lo
 from nano_exgrpo.questions import InputError, QuestionSampler
 from nano_exgrpo.replay import ReplayBuffer, choose_trajectories
 from nano_exgrpo.rollout import rollout
-from nano_exgrpo.runlog import append_lines, claim_run, lock_run, open_run, plot_curves, rewind, write_config
+from nano_exgrpo.runlog import append_lines, claim_run, open_run, plot_curves, rewind, write_config
 from nano_exgrpo.start import encode_prompts, load_data, start_policy, toy_shape
 from nano_exgrpo.update import update_policy
 
@@ -73,8 +73,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
 
     if resumed is None and distributed.is_main():
         claim_run(run, overwrite=config.overwrite)
-    lock = lock_run(run) if distributed.is_main() else None  # held until this function returns  # noqa: F841
-    if resumed is not None and resumed[1]["step"] > config.steps:
+    elif resumed is not None and resumed[1]["step"] > config.steps:
         raise InputError(f"run {run} is already at step {resumed[1]['step']}; to go on, raise --steps above that")
 
     # ---- questions and policy. With torchrun, B and everything below are this process's share (distributed.py).
@@ -120,6 +119,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
     else:
         torch.manual_seed(seed)  # the same rollouts whether the warmed-up policy was made or read from its cache
         if distributed.is_main():
+            claim_run(run, overwrite=config.overwrite)  # once more: another run may have begun here during the warm-up
             open_run(run, to_dict(config))
 
     def save(step: int) -> Path:

@@ -152,7 +152,7 @@ class Ours:
             preset="none", questions_per_step=len(shape.prompts), group_size=shape.group_size,
             max_response_length=shape.response_length, train_batch_tokens=args.tokens,
         ))  # fmt: skip
-        if args.compile:
+        if getattr(args, "compile", False):
             compile_layers(self.policy)
         self.optimizer = make_optimizer(self.policy.model.parameters(), "adamw", lr=1e-6, weight_decay=0.0)
 

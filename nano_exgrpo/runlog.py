@@ -18,11 +18,6 @@ from typing import Any
 
 from nano_exgrpo.questions import InputError
 
-try:
-    import fcntl
-except ImportError:
-    fcntl = None  # type: ignore[assignment]
-
 
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
@@ -46,22 +41,6 @@ def claim_run(folder: Path, *, overwrite: bool) -> None:
         (folder / ".writable").unlink()
     except OSError as error:
         raise InputError(f"run folder {folder} cannot be written ({error.strerror}); name another with --run") from None
-
-
-def lock_run(folder: Path) -> Any:
-    """Keep other processes out of a run's folder for as long as the returned file is open; when this process ends, however
-    it ends, the system lets go. Raises InputError when another process is writing there."""
-    if fcntl is None:  # Windows
-        return None
-    file = (folder / ".lock").open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise InputError(f"another process is writing to run folder {folder}; wait for it, stop it, or name another with --run") from None
-    except OSError:  # a file system without locks
-        pass
-    return file
 
 
 def open_run(folder: Path, config: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from nano_exgrpo.rollout import cut_at_stop, generate_responses, make_trajectory
 @pytest.fixture(params=["generate", "loop"], autouse=True)
 def sampler(request, monkeypatch):
     """Every test here holds for both ways of sampling: new policies get this one."""
-    monkeypatch.setattr(Policy.__init__, "__defaults__", (None, request.param))
+    monkeypatch.setattr(Policy.__init__, "__defaults__", (None, request.param, False))
     return request.param
 
 
