@@ -143,23 +143,19 @@ class EvalConfig:
     show: str = setting("", "page through the folder's generations, without the model", choices=("wrong", "truncated", "unparsable", "right"))
 
 
+# Sums of numbers up to 5 and a policy of 100k weights: what both presets for the toy start from.
+TOY: dict[str, Any] = dict(
+    steps=120, max_response_length=10, system_prompt="", rollout_batch=512, train_batch_tokens=8192, threads=1, eval_every=20,
+    toy_largest=5, toy_fewest_terms=3, toy_most_terms=5, toy_questions=1500, toy_demonstrations=20_000, held_out=300,
+    toy_hidden=64, toy_layers=2, warmup_steps=120, warmup_lr=8e-4,
+)  # fmt: skip
 # What a preset changes. A flag on the command line still wins.
 PRESETS: dict[str, dict[str, Any]] = {
     "none": {},
     # A laptop's two cores: from nothing to a learned skill in two minutes.
-    "toy": dict(
-        steps=120, questions_per_step=32, lr=3e-4, max_prompt_length=16, max_response_length=10, system_prompt="",
-        rollout_batch=512, train_batch_tokens=8192, threads=1, eval_every=20,
-        toy_largest=5, toy_fewest_terms=3, toy_most_terms=5, toy_questions=1500, toy_demonstrations=20_000, held_out=300,
-        toy_hidden=64, toy_layers=2, toy_skill_steps=800, warmup_steps=120, warmup_lr=8e-4,
-    ),
+    "toy": dict(TOY, questions_per_step=32, lr=3e-4, max_prompt_length=16, toy_skill_steps=800),
     # A toy where replay pays (RESULTS.md): 98 of 100 questions are out of the policy's reach, and a failed group teaches nothing.
-    "hard": dict(
-        steps=120, questions_per_step=16, lr=5e-5, start_threshold=-1.0, max_prompt_length=24, max_response_length=10, system_prompt="",
-        rollout_batch=512, train_batch_tokens=8192, threads=1, eval_every=20, out_of_reach=0.98,
-        toy_largest=5, toy_fewest_terms=3, toy_most_terms=5, toy_questions=1500, toy_demonstrations=20_000, held_out=300,
-        toy_hidden=64, toy_layers=2, toy_skill_steps=500, warmup_steps=120, warmup_lr=8e-4,
-    ),
+    "hard": dict(TOY, questions_per_step=16, lr=5e-5, max_prompt_length=24, toy_skill_steps=500, start_threshold=-1.0, out_of_reach=0.98),
     # Qwen2.5-Math-1.5B, all weights, on one 24 GB card: estimated peak 17 GB, in the update (--dry-run). fp32 weights
     # with their gradients and moments would take 25 GB by themselves, hence bf16 with stochastic rounding.
     "24gb": dict(

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import math
 import random
 import subprocess
 import sys
@@ -15,10 +16,11 @@ import pytest
 from nano_exgrpo import checker
 from nano_exgrpo.checker import extract_answer, extract_choice, is_equal, reward
 from nano_exgrpo.latex import parse_latex
+from nano_exgrpo.values import sample
 
 ROOT = Path(__file__).resolve().parent.parent
 HANDED = ROOT.parent / "shared" / "checker" / "handed.jsonl"
-SLOWEST = 5.0            # seconds of its thread's CPU time: bounded at all, on however slow a machine; bench/checker.py has the real ones
+SLOWEST = 0.25          # seconds of its thread's CPU time that any verdict may take
 
 EQUAL = [
     # exact values
@@ -180,13 +182,26 @@ def test_reward_is_one_or_zero():
     assert reward("1024", "1024") == 0.0
 
 
+def _timed(call, *arguments):
+    """(result, seconds of this thread's CPU time), the least of up to three tries: a collection of garbage or a core that
+    the machine takes away falls into one of them, a slow verdict into all."""
+    least = math.inf
+    for _ in range(3):
+        start = time.thread_time()
+        result = call(*arguments)
+        least = min(least, time.thread_time() - start)
+        if least < SLOWEST:
+            break
+        sample.cache_clear()
+    return result, least
+
+
 def _in_thread(call, *arguments):
     """(result, seconds of CPU time) of a call in a worker thread."""
     out = []
 
     def work():
-        start = time.thread_time()
-        out.append((call(*arguments), time.thread_time() - start))
+        out.append(_timed(call, *arguments))
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -258,9 +273,9 @@ def _fuzz(seed: int, count: int) -> list[float]:
                                    text[:at] + rng.choice(pool)[:30] + text[at:],
                                    text[:at] + text[at:at + 8] * rng.randint(2, 5) + text[at:]])
         gold = rng.choice(pool) if rng.random() < 0.7 else text + "+0"
-        start = time.thread_time()
-        assert is_equal(gold, text) in (True, False)
-        seconds.append(time.thread_time() - start)
+        verdict, taken = _timed(is_equal, gold, text)
+        assert verdict in (True, False)
+        seconds.append(taken)
     return sorted(seconds)
 
 
@@ -282,14 +297,16 @@ def test_handed_cases(tmp_path, monkeypatch):
 
     def work():
         for case in cases:
-            start = time.thread_time()
-            verdict = reward(case["response"], case["gold"]) == 1.0
-            slowest.append(time.thread_time() - start)
+            value, taken = _timed(reward, case["response"], case["gold"])
+            verdict = value == 1.0
+            slowest.append(taken)
             total[case["kind"]] += 1
             right[case["kind"]] += verdict is case["expected"]
             accepted[case["kind"]] += verdict and not case["expected"]
 
-    _in_thread(work)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
     asked = [kind for kind in total if kind not in ("nobox", "convention")]
     assert sum(right[k] for k in asked) / sum(total[k] for k in asked) >= 0.993, right
     assert right["gold_self"] == total["gold_self"]
