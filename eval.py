@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 from nano_exgrpo.benchmarks import BENCHMARKS, GROUPS, PLAIN, benchmark_names, load_benchmark
 from nano_exgrpo.checkpoint import list_checkpoints
-from nano_exgrpo.config import EvalConfig, Parser, TrainConfig, add_arguments
+from nano_exgrpo.config import EvalConfig, Parser, TrainConfig, add_arguments, require_types
 from nano_exgrpo.evaluate import figures_table, generate_batches, plan_batches, summarise, table
 from nano_exgrpo.generations import (
     Generation,
@@ -194,13 +194,15 @@ def find_subject(model: str) -> Subject:
 
 
 def run_settings(folder: Path) -> TrainConfig | None:
-    """The settings of the training run in a folder; None if it holds none (a model's config.json is another thing)."""
+    """The settings of the training run in a folder; None if it holds none (a model's config.json is another thing).
+    Raises InputError where a setting has the wrong type."""
     try:
         settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     if not isinstance(settings, dict) or "algo" not in settings:
         return None
+    require_types(settings, str(folder))
     known = {field.name for field in dataclasses.fields(TrainConfig)}
     return TrainConfig(**{name: value for name, value in settings.items() if name in known})
 

@@ -6,7 +6,8 @@
     python bench/step.py --shape b                      135M weights, vocabulary 49,152: 25 minutes on two cores
     python bench/step.py --shape b --compile            our layers compiled, and our update once more without
     python bench/step.py --shape b --dtype bfloat16     the same with products in bf16, on both sides
-    python bench/step.py --shape b --update             our update alone, plain and compiled in turns: 5 minutes
+    python bench/step.py --shape b --update             our update alone, and where its time goes: 3 minutes
+    python bench/step.py --shape b --update --compile   the same, plain and compiled in turns
     python bench/step.py --shape b --memory             peak memory, each side in a process of its own
 
 Both sides start from the same weights, ask the same prompts, take the same K and lengths, and make one update a
@@ -33,6 +34,7 @@ import copy
 import json
 import math
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -269,15 +271,16 @@ def matmul_peak(dtype: torch.dtype) -> float:
     return 2 * 2048**3 / best / 1e9
 
 
-def update_flops(shape: Shape, rows: int, tokens: int) -> float:
-    """Useful floating-point operations of an update on so many rows, with `tokens` response tokens in all rows."""
+def update_flops(shape: Shape, rows: int, tokens: int, *, all_tokens: bool = False) -> float:
+    """Floating-point operations of an update on so many rows, with `tokens` response tokens in all rows: those that are
+    needed, or 6 · weights · all tokens, the usual count, which has the projection of prompt tokens too."""
     model = shape.policy.model
     head = model.get_output_embeddings().weight.numel()
     body = sum(p.numel() for p in model.parameters()) - model.get_input_embeddings().weight.numel()
     body -= 0 if model.config.tie_word_embeddings else head
     share = rows / (len(shape.prompts) * shape.group_size)
     prompt_tokens = sum(map(len, shape.prompt_ids)) * shape.group_size
-    return 6 * share * (body * (prompt_tokens + tokens) + head * tokens)
+    return 6 * share * (body * (prompt_tokens + tokens) + head * (tokens + prompt_tokens * all_tokens))
 
 
 # --------------------------------------------------------------------------------------------- memory
@@ -322,33 +325,42 @@ def one_side(args: argparse.Namespace) -> None:
 
 
 def measure_update(shape: Shape, args: argparse.Namespace) -> None:
-    """Our update of two mixed groups with made-up responses of full length: plain and compiled take turns with a matrix
-    product, so that each is compared with what the machine could do at that moment."""
+    """Our update of two mixed groups with made-up responses of full length, in turns with a matrix product, so that it is
+    compared with what the machine could do at that moment; with --compile plain and compiled in turns. Last, where the
+    time of a plain update goes."""
     ours = Ours(shape, args)
-    compile_layers(shape.policy)
     rng, vocabulary = torch.Generator().manual_seed(0), shape.policy.model.config.vocab_size
     advantages = torch.tensor([[0.5, -0.5] * (shape.group_size // 2)] * 2)  # [2, K]
     tokens = 2 * shape.group_size * shape.response_length
     flops = update_flops(shape, 2 * shape.group_size, tokens * len(shape.prompts) // 2)
-    shares: dict[str, list[float]] = {"plain": [], "compiled": []}
+
+    def update(stance: str) -> float:
+        def group(i: int) -> list[Trajectory]:
+            responses = torch.randint(2, vocabulary, (shape.group_size, shape.response_length), generator=rng)  # [K, T]
+            return [Trajectory(str(i), shape.prompt_ids[i], response, "", True) for response in responses]
+
+        groups = [group(0), group(1)]
+        start = time.perf_counter()
+        with torch.compiler.set_stance(stance):
+            update_policy(ours.policy, ours.optimizer, groups, advantages, ours.config, clip_range=0.2)
+        return time.perf_counter() - start
+
+    shares: dict[str, list[float]] = {"plain": [], **({"compiled": []} if args.compile else {})}
     for turn in range(args.warm + args.steps):
         for name, own in shares.items():
-            groups = [
-                [
-                    Trajectory(str(i), shape.prompt_ids[i], torch.randint(2, vocabulary, (shape.response_length,), generator=rng), "", True)
-                    for _ in range(shape.group_size)
-                ]
-                for i in range(2)
-            ]
             peak = matmul_peak(torch.bfloat16 if args.dtype == "bfloat16" else torch.float32)
-            start = time.perf_counter()
-            with torch.compiler.set_stance("default" if name == "compiled" else "force_eager"):
-                update_policy(ours.policy, ours.optimizer, groups, advantages, ours.config, clip_range=0.2)
-            seconds = time.perf_counter() - start
+            system = resource.getrusage(resource.RUSAGE_SELF).ru_stime
+            seconds = update("default" if name == "compiled" else "force_eager")
+            system = resource.getrusage(resource.RUSAGE_SELF).ru_stime - system
             own.append(flops / seconds / 1e9 / peak)
-            print(f"turn {turn} {name:8} {seconds:6.2f} s, {own[-1]:.2f} of a matmul's {peak:.0f} GFLOP/s", flush=True)
+            print(f"turn {turn} {name:8} {seconds:6.2f} s (CPU in the system {system:.1f} s), {own[-1]:.2f} of a matmul's {peak:.0f} GFLOP/s", flush=True)
     for name, own in shares.items():
         print(f"update against matmul, {name}: {statistics.median(own[args.warm :]):.2f}")
+    with torch.profiler.profile() as profile:
+        update("force_eager")
+    found = sorted(profile.key_averages(), key=lambda event: -event.self_cpu_time_total)
+    whole = sum(event.self_cpu_time_total for event in found)
+    print("of one more, profiled: " + ", ".join(f"{e.key.removeprefix('aten::')[:40]} {e.self_cpu_time_total / whole:.0%}" for e in found[:12]))
 
 
 # ------------------------------------------------------------------------------------------------ main
@@ -365,7 +377,7 @@ def main() -> int:
     parser.add_argument("--sampler", choices=("loop", "generate"), default="loop", help="our rollouts: --sampler of train.py")
     parser.add_argument("--compile", action="store_true", help="our layers compiled for the update: --compile of train.py")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--update", action="store_true", help="measure our update alone, plain and compiled")
+    parser.add_argument("--update", action="store_true", help="measure our update alone")
     parser.add_argument("--memory", action="store_true", help="measure memory instead of time")
     parser.add_argument("--side", choices=("ours", "trl"), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -419,7 +431,8 @@ def main() -> int:
     cpu = ours.laps.median("cpu", args.warm) / trl_laps.median("cpu", args.warm)
     print(f"\nstep time against TRL   {ratio:.2f}   (CPU time, which other work on the machine disturbs less: {cpu:.2f})")
     print(f"generate against bare   {generated / floor:.2f}   (bare model.generate {floor:.0f} tokens/s)")
-    print(f"update against matmul   {ours_rate / peak:.2f}   (matmul {peak:.0f} GFLOP/s)")
+    usual = update_flops(shape, 1, ours.laps.tokens, all_tokens=True) / update_flops(shape, 1, ours.laps.tokens)
+    print(f"update against matmul   {ours_rate / peak:.2f}   (matmul {peak:.0f} GFLOP/s; counted as 6 · weights · tokens: {usual * ours_rate / peak:.2f})")
     if ours.laps.uncompiled:
         print(f"compiled update against the same one uncompiled   {ours.laps.median('update', args.warm) / ours.laps.median('uncompiled', args.warm):.2f}")
     return 0

@@ -243,10 +243,7 @@ def resolve_resumed(given: dict[str, Any]) -> TrainConfig:
     unknown = recorded.keys() - {field.name for field in dataclasses.fields(TrainConfig)}
     if unknown:
         raise InputError(f"{folder}/config.json names settings that this version does not have: {', '.join(sorted(unknown))}")
-    for name, default in to_dict(TrainConfig()).items():  # 1 for 1.0 is what JSON makes of it elsewhere; true is no number
-        value = recorded.get(name, default)
-        if type(value) is not type(default) and not (type(value) is int and type(default) is float):
-            raise InputError(f"{folder}/config.json is damaged: {name} is {value!r}; put right what was changed in it")
+    require_types(recorded, folder)
     changes = {name: value for name, value in given.items() if name in MAY_CHANGE}
     for name, value in given.items():
         if name in MAY_CHANGE or name == "resume":
@@ -262,6 +259,14 @@ def resolve_resumed(given: dict[str, Any]) -> TrainConfig:
     config = TrainConfig(**{**recorded, **changes, "run": folder, "resume": folder})
     validate(config)
     return config
+
+
+def require_types(recorded: dict[str, Any], folder: str) -> None:
+    """Raises InputError where a setting in a run's config.json has another type than it was written with."""
+    for name, default in to_dict(TrainConfig()).items():  # 1 for 1.0 is what JSON makes of it elsewhere; true is no number
+        value = recorded.get(name, default)
+        if type(value) is not type(default) and not (type(value) is int and type(default) is float):
+            raise InputError(f"{folder}/config.json is damaged: {name} is {value!r}; put right what was changed in it")
 
 
 def validate(config: TrainConfig) -> None:

@@ -408,6 +408,10 @@ def main(argv: list[str] | None = None) -> int:
     except InputError as error:
         print(f"htmlreport: {error}", file=sys.stderr)
         return 2
+    except (KeyError, TypeError) as error:
+        files = f"metrics.jsonl or samples.jsonl of {', '.join(map(str, options.runs))}"
+        print(f"htmlreport: a row of {files} is not as train.py writes it ({error!r}); put right what was changed in it", file=sys.stderr)
+        return 2
     except OSError as error:
         print(
             f"htmlreport: {target} cannot be written ({error.strerror}); name another file with --out",

@@ -71,6 +71,13 @@ def test_a_run_on_its_own_held_out_questions(run, capsys):
     }
 
 
+def test_a_setting_of_the_run_with_a_wrong_type_is_one_sentence(run, capsys):
+    settings = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**settings, "held_out": "30"}))
+    assert _call("--model", run) == 2
+    assert "config.json is damaged: held_out is '30'" in capsys.readouterr().err
+
+
 def test_training_and_the_script_agree(run):
     """The evaluation inside train.py and eval.py give the same responses for the same settings."""
     assert _call("--model", run / "model", "--temperature", "1.0", "--samples", "2") == 0

@@ -172,6 +172,10 @@ def test_bad_folders_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixt
     assert htmlreport.main([str(run)]) == 2
     other = write_run(tmp_path / "other", [])
     assert htmlreport.main([str(other), "--out", str(tmp_path / "no" / "folder.html")]) == 2
+    with (other / "metrics.jsonl").open("a") as file:
+        file.write('{"reward": 0.5}\n')
+    assert htmlreport.main([str(other)]) == 2
     errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 3
+    assert len(errors) == 4
     assert "is not a run folder" in errors[0] and "train first" in errors[1] and "--out" in errors[2]
+    assert "is not as train.py writes it (KeyError('step'))" in errors[3]
