@@ -25,6 +25,9 @@ What was measured before it was kept (shape b, two cores, fp32 unless said):
     inversion instead of torch.multinomial 56 -> 14 ms a token, and the prompt's forward for 8 rows instead of 64
 and what was not kept:
     a KV cache with room to grow instead of torch.cat: 4 to 8 % of generation in bf16, within noise in fp32
+    transformers' continuous batching: slower than `generate` on the CPU (bench/generate.py)
+What an environment can do: on Linux MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1099511627776 THP_MEM_ALLOC_ENABLE=1 keeps
+freed memory for the next tensor; without, the system clears the pages of every large one.
 """
 
 from __future__ import annotations
