@@ -49,7 +49,7 @@ def continuous(shape: Shape, rows: int) -> list[int]:
         continuous_batching_config=ContinuousBatchingConfig(
             page_size=page, num_blocks=blocks, max_requests_per_batch=rows, max_batch_tokens=rows * page
         ),
-    )  # fmt: skip
+    )
     return [len(output.generated_tokens) for output in found.values()]
 
 

@@ -58,12 +58,12 @@ from torch import Tensor
 
 from nano_exgrpo import toy
 from nano_exgrpo.config import resolve
-from nano_exgrpo.decode import for_generation
+from nano_exgrpo.decode import for_generation, pad_left
 from nano_exgrpo.loss import group_advantages
 from nano_exgrpo.optim import make_optimizer
 from nano_exgrpo.policy import Policy, compile_layers, make_policy
 from nano_exgrpo.questions import sum_questions
-from nano_exgrpo.rollout import Trajectory, rollout
+from nano_exgrpo.rollout import Trajectory, rollout, sampling_config
 from nano_exgrpo.update import update_policy
 
 
@@ -157,7 +157,7 @@ class Ours:
             preset="none", questions_per_step=len(shape.prompts), group_size=shape.group_size,
             max_response_length=shape.response_length, train_batch_tokens=args.tokens,
         ))  # fmt: skip
-        if getattr(args, "compile", False):
+        if args.compile:
             compile_layers(self.policy)
         self.optimizer = make_optimizer(self.policy.model.parameters(), "adamw", lr=1e-6, weight_decay=0.0)
 
@@ -246,22 +246,13 @@ def run_trl(shape: Shape, args: argparse.Namespace, steps: int, after_step: Any,
 
 def bare_generate(shape: Shape) -> float:
     """Tokens/s of `model.generate` on the whole batch, every filter off."""
-    from transformers import GenerationConfig
-
     policy = shape.policy
-    width = max(map(len, shape.prompt_ids))
-    ids = torch.full((len(shape.prompt_ids), width), policy.pad_id)
-    for row, prompt in enumerate(shape.prompt_ids):
-        ids[row, width - len(prompt) :] = prompt
-    ids = ids.repeat_interleave(shape.group_size, 0)
-    settings = GenerationConfig(
-        do_sample=True, top_k=0, top_p=1.0, temperature=1.0, max_new_tokens=shape.response_length,
-        eos_token_id=list(policy.stop_ids), pad_token_id=policy.pad_id,
-    )  # fmt: skip
+    ids, attention = pad_left([prompt for prompt in shape.prompt_ids for _ in range(shape.group_size)], policy)  # [B·K, P] each
     start = time.perf_counter()
     with torch.no_grad(), policy.precision(), for_generation(policy):
-        out = policy.model.generate(input_ids=ids, attention_mask=(ids != policy.pad_id).long(), generation_config=settings)
-    return (out[:, width:] != policy.pad_id).sum().item() / (time.perf_counter() - start)
+        settings = sampling_config(policy, 1.0, 1.0, shape.response_length)
+        out = policy.model.generate(input_ids=ids, attention_mask=attention, generation_config=settings)
+    return (out[:, ids.shape[1] :] != policy.pad_id).sum().item() / (time.perf_counter() - start)
 
 
 def matmul_peak(dtype: torch.dtype) -> float:
