@@ -149,15 +149,15 @@ def reward_of(group: int, completion: list[int]) -> float:
 class Ours:
     """The parts of train.py's step, timed: rollouts, rewards and advantages, update."""
 
-    def __init__(self, shape: Shape, args: argparse.Namespace) -> None:
+    def __init__(self, shape: Shape, *, tokens: int, dtype: str = "float32", sampler: str = "loop", compiled: bool = False) -> None:
         self.shape, self.policy, self.laps = shape, shape.policy, Laps()
-        self.policy.sampler = args.sampler
-        self.policy.autocast = torch.bfloat16 if args.dtype == "bfloat16" else None
+        self.policy.sampler = sampler
+        self.policy.autocast = torch.bfloat16 if dtype == "bfloat16" else None
         self.config = resolve(dict(
             preset="none", questions_per_step=len(shape.prompts), group_size=shape.group_size,
-            max_response_length=shape.response_length, train_batch_tokens=args.tokens,
+            max_response_length=shape.response_length, train_batch_tokens=tokens,
         ))  # fmt: skip
-        if args.compile:
+        if compiled:
             compile_layers(self.policy)
         self.optimizer = make_optimizer(self.policy.model.parameters(), "adamw", lr=1e-6, weight_decay=0.0)
 
@@ -309,7 +309,7 @@ def one_side(args: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory() as folder:
             run_trl(shape, args, args.steps, lambda laps: None, folder)
     else:
-        ours = Ours(shape, args)
+        ours = Ours(shape, tokens=args.tokens, dtype=args.dtype, sampler=args.sampler, compiled=args.compile)
         for _ in range(args.steps):
             ours.step()
     print(json.dumps({"before": before, "peak": peak_bytes()}))
@@ -322,7 +322,7 @@ def measure_update(shape: Shape, args: argparse.Namespace) -> None:
     """Our update of two mixed groups with made-up responses of full length, in turns with a matrix product, so that it is
     compared with what the machine could do at that moment; with --compile plain and compiled in turns. Last, where the
     time of a plain update goes."""
-    ours = Ours(shape, args)
+    ours = Ours(shape, tokens=args.tokens, dtype=args.dtype, sampler=args.sampler, compiled=args.compile)
     rng, vocabulary = torch.Generator().manual_seed(0), shape.policy.model.config.vocab_size
     advantages = torch.tensor([[0.5, -0.5] * (shape.group_size // 2)] * 2)  # [2, K]
     tokens = 2 * shape.group_size * shape.response_length
@@ -395,7 +395,7 @@ def main() -> int:
         return 0
     policy = make_policy(copy.deepcopy(shape.policy.model), shape.policy.tokenizer)  # before ours may be compiled
     theirs = Shape(policy, shape.prompts, shape.prompt_ids, shape.group_size, shape.response_length)
-    ours = Ours(shape, args)
+    ours = Ours(shape, tokens=args.tokens, dtype=args.dtype, sampler=args.sampler, compiled=args.compile)
     floors, peaks = [], []
 
     def take_turns(trl_laps: Laps) -> None:

@@ -21,7 +21,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 # Two real steps in a process of its own; prints (bytes of the loaded weights + what the steps added, estimate).
 CHILD = """
-import argparse, json, sys, torch
+import json, sys, torch
 from pathlib import Path
 from bench.step import Ours, llama_shape, peak_bytes
 from nano_exgrpo.memory import estimate, shape_of
@@ -29,7 +29,7 @@ from nano_exgrpo.policy import enable_gradient_checkpointing
 size, tokens, dtype, checkpointing = json.loads(sys.argv[1])
 torch.set_num_threads(1)
 shape = llama_shape(*size)
-ours = Ours(shape, argparse.Namespace(dtype=dtype, tokens=tokens, sampler="loop"))
+ours = Ours(shape, tokens=tokens, dtype=dtype)
 config = ours.config
 config.dtype, config.rollout_batch, config.max_prompt_length = dtype, 512, len(shape.prompt_ids[0])
 config.gradient_checkpointing = checkpointing
