@@ -35,7 +35,7 @@ from typing import Any
 from nano_exgrpo.config import PRESETS, TrainConfig, resolve, to_dict
 from nano_exgrpo.questions import InputError
 from nano_exgrpo.report import plot_study, read_curve, report_samples, table
-from nano_exgrpo.runlog import read_config, read_lines, write_text
+from nano_exgrpo.runlog import read_config, read_lines, sole_writer, write_text
 
 # train.py's preset `hard`, but with every question within reach; a setting below says which are not.
 BASE: dict[str, Any] = {**PRESETS["hard"], "out_of_reach": 0.0, "log_samples": 0, "sampler": "loop"}
@@ -161,7 +161,8 @@ def run_job(configs: Sequence[TrainConfig]) -> list[str]:
             continue
         config.overwrite = True  # an unfinished run, or one with other settings
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-            train(config)
+            with sole_writer(Path(config.run)):
+                train(config)
         done.append(config.run)
     return done
 

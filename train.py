@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ from nano_exgrpo.policy import compile_layers, enable_gradient_checkpointing, lo
 from nano_exgrpo.questions import InputError, QuestionSampler
 from nano_exgrpo.replay import ReplayBuffer, choose_trajectories
 from nano_exgrpo.rollout import rollout
-from nano_exgrpo.runlog import append_lines, claim_run, open_run, plot_curves, rewind, write_config
+from nano_exgrpo.runlog import append_lines, claim_run, open_run, plot_curves, rewind, sole_writer, write_config
 from nano_exgrpo.start import encode_prompts, load_data, start_policy, toy_shape
 from nano_exgrpo.update import update_policy
 
@@ -119,7 +120,6 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
     else:
         torch.manual_seed(seed)  # the same rollouts whether the warmed-up policy was made or read from its cache
         if distributed.is_main():
-            claim_run(run, overwrite=config.overwrite)  # once more: another run may have begun here during the warm-up
             open_run(run, to_dict(config))
 
     def save(step: int) -> Path:
@@ -167,7 +167,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
         replayed_ids = buffer.draw_questions(wanted, method=config.question_draw, sigma=config.draw_sigma)
         fresh = sampler.draw(B - len(replayed_ids), skip={*buffer.retired, *replayed_ids})
         # 3. Trajectory selection: of each replayed question's successes, the one that the policy is surest of.
-        chosen = choose_trajectories(
+        chosen, scored_tokens = choose_trajectories(
             policy,
             buffer,
             replayed_ids,
@@ -176,8 +176,6 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
             token_budget=config.train_batch_tokens,
             chunk_bytes=config.logits_megabytes * 2**20,
         )
-        scored = [] if config.trajectory_choice in ("random", "none") else [t for id in replayed_ids for t in buffer.stored[id]]
-        scored_tokens = sum(len(t.response_ids) for t in scored)
         clock.lap("choose")
 
         # 4. Rollouts. K for a fresh question, K − 1 beside a replayed trajectory.
@@ -287,7 +285,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         run = config.run
         distributed.start(config.device)
-        with StopRequest() as stop:
+        with StopRequest() as stop, sole_writer(Path(run)) if distributed.is_main() else nullcontext():
             train(config, stop)
         distributed.finish()
     except InputError as error:

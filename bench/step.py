@@ -265,6 +265,25 @@ def matmul_peak(dtype: torch.dtype) -> float:
     return 2 * 2048**3 / best / 1e9
 
 
+def product_rates(shape: Shape, tokens: int) -> tuple[float, float]:
+    """GFLOP/s of the widest product of a layer on so many tokens: the first layer's over and over, with operands that the
+    cache still holds; and every layer's in turn, each with its own operands, as in training."""
+    config = shape.policy.model.config
+    weights = [w for w in shape.policy.model.parameters() if w.shape == (config.intermediate_size, config.hidden_size)]
+    inputs = [torch.randn(tokens, w.shape[1]) for w in weights]
+    outputs = [torch.empty(tokens, w.shape[0]) for w in weights]
+    rates: dict[str, list[float]] = {"cached": [], "cold": []}
+    with torch.no_grad():
+        for _ in range(5):
+            for name, own in rates.items():
+                start = time.perf_counter()
+                for i in range(len(weights)):
+                    at = i if name == "cold" else 0
+                    torch.mm(inputs[at], weights[at].T, out=outputs[at])
+                own.append(2 * tokens * weights[0].numel() * len(weights) / (time.perf_counter() - start) / 1e9)
+    return statistics.median(rates["cached"]), statistics.median(rates["cold"])
+
+
 def update_flops(shape: Shape, rows: int, tokens: int, *, all_tokens: bool = False) -> float:
     """Floating-point operations of an update on so many rows, with `tokens` response tokens in all rows: those that are
     needed, or 6 · weights · all tokens, the usual count, which has the projection of prompt tokens too."""
@@ -352,6 +371,8 @@ def measure_update(shape: Shape, args: argparse.Namespace) -> None:
         print(f"update against matmul, {name}: {statistics.median(own[args.warm :]):.2f}")
     with torch.profiler.profile() as profile:
         update("force_eager")
+    cached, cold = product_rates(shape, ours.config.train_batch_tokens)
+    print(f"a layer's widest product alone: {cached:.0f} GFLOP/s with its operands in the cache, {cold:.0f} with those of all layers in turn")
     found = sorted(profile.key_averages(), key=lambda event: -event.self_cpu_time_total)
     whole = sum(event.self_cpu_time_total for event in found)
     print("of one more, profiled: " + ", ".join(f"{e.key.removeprefix('aten::')[:40]} {e.self_cpu_time_total / whole:.0%}" for e in found[:12]))

@@ -154,16 +154,17 @@ def choose_trajectories(
     temperature: float = 1.0,
     token_budget: int = 16_384,
     chunk_bytes: int = 256 * 2**20,
-) -> list[Trajectory]:
-    """One stored success of each question (step 3), all of them scored in one pass under the current policy.
+) -> tuple[list[Trajectory], int]:
+    """(one stored success of each question, tokens read to choose them): step 3, under the current policy.
 
-    method: as in `ReplayBuffer.choose`; "random" scores nothing, and "none" chooses nothing: then the buffer only says
+    method: as in `ReplayBuffer.choose`; "random" reads nothing, and "none" chooses nothing: then the buffer only says
     which questions to ask again. The rest: as in `policy.mean_entropies`."""
     if method == "none":
-        return []
+        return [], 0
     stored = [t for id in question_ids for t in buffer.stored[id]]
-    entropies = [math.nan] * len(stored)
+    entropies, scored_tokens = [math.nan] * len(stored), 0
     if stored and method != "random":
+        scored_tokens = sum(len(t.response_ids) for t in stored)
         entropies = mean_entropies(
             policy,
             [t.prompt_ids for t in stored],
@@ -177,4 +178,4 @@ def choose_trajectories(
         end = start + len(buffer.stored[id])
         chosen.append(buffer.choose(id, entropies[start:end], method=method))
         start = end
-    return chosen
+    return chosen, scored_tokens

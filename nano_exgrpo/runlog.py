@@ -12,7 +12,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,31 @@ def claim_run(folder: Path, *, overwrite: bool) -> None:
         (folder / ".writable").unlink()
     except OSError as error:
         raise InputError(f"run folder {folder} cannot be written ({error.strerror}); name another with --run") from None
+
+
+@contextmanager
+def sole_writer(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a run's folder: two would write its files in turns. The lock is on the folder itself, so
+    that nothing is left behind, and ends with the process. Raises InputError when another process holds it."""
+    handle = None
+    try:
+        import fcntl
+
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise InputError(f"run folder {folder} is being written by another process; wait for it, or name another with --run") from None
+    except (ImportError, OSError):
+        pass  # Windows, a file system without locks, or a folder that cannot be had, as `claim_run` will say
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+            with suppress(OSError):
+                folder.rmdir()  # where nothing came of the run; a folder with something in it stays
 
 
 def open_run(folder: Path, config: dict[str, Any]) -> None:

@@ -1,7 +1,9 @@
-"""What several test files share: tiny real models, and folders outside the project that may be absent."""
+"""What several test files share: tiny real models, runs of milliseconds, and folders outside the project that may be absent."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 import torch
 
+import train
 from nano_exgrpo import toy
+from nano_exgrpo.config import TrainConfig, resolve
 from nano_exgrpo.policy import Policy, make_policy
+from nano_exgrpo.runlog import read_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
@@ -79,3 +84,50 @@ def give_hidden_defaults(policy):
     """A generation_config such as Qwen2.5's checkpoints carry, and worse."""
     for name, value in HIDDEN_DEFAULTS.items():
         setattr(policy.model.generation_config, name, value)
+
+
+# ------------------------------------------------------------ runs of train.py with an untrained policy
+
+
+def tiny_config(folder: Path, **changes: Any) -> TrainConfig:
+    """A run of milliseconds a step on an untrained policy."""
+    given = dict(
+        run=str(folder / "run"), steps=4, questions_per_step=4, group_size=4, max_response_length=6, warmup_steps=0,
+        toy_questions=24, toy_most_terms=3, held_out=5, eval_every=0, log_samples=0, threads=0, device="cpu",
+        toy_hidden=16, toy_layers=1, toy_fewest_terms=2, toy_largest=9, toy_skill_steps=0, toy_demonstrations=0,
+        max_prompt_length=32, start_threshold=0.35,
+    )  # fmt: skip
+    return resolve({**given, **changes})
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """A checker that a random policy satisfies about half of the time; and no time spent on plots."""
+    monkeypatch.setattr(train, "plot_curves", lambda *args: None)
+    monkeypatch.setattr(train, "reward", coin)
+
+
+def coin(text: str, gold: str) -> float:
+    return float(hashlib.sha256((text + gold).encode()).digest()[0] < 128)
+
+
+def metrics(config: TrainConfig) -> list[dict[str, Any]]:
+    return read_lines(Path(config.run) / "metrics.jsonl")
+
+
+def flags_of(config: TrainConfig) -> list[str]:
+    """The command line that gives this configuration."""
+    flags = []
+    for name, value in vars(config).items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(flag if value else flag.replace("--", "--no-", 1))
+        elif value != "":
+            flags += [flag, str(value)]
+    return flags
+
+
+def data_file(folder: Path, count: int = 12) -> Path:
+    path = folder / "data.jsonl"
+    path.write_text("".join(json.dumps({"question": f"{i} + 1", "answer": str(i + 1)}) + "\n" for i in range(count)))
+    return path

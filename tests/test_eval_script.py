@@ -14,8 +14,8 @@ from nano_exgrpo.evaluate import evaluate
 from nano_exgrpo.generations import read_generations
 from nano_exgrpo.policy import load_policy
 from nano_exgrpo.questions import InputError
-from nano_exgrpo.stats import paired_difference, wilson
 from nano_exgrpo.start import load_data
+from nano_exgrpo.stats import paired_difference, wilson
 
 
 def _make_run(folder, seed=0):

@@ -180,8 +180,6 @@ def test_stops_at_the_end_of_a_turn_with_the_real_tokenizer():
     from test_policy import qwen_tokenizer
     from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-    from nano_exgrpo.policy import make_policy
-
     config = Qwen2Config(
         vocab_size=151936, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=2, tie_word_embeddings=False, bos_token_id=None, eos_token_id=151643,

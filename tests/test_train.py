@@ -1,16 +1,9 @@
-"""The loop: one update taken apart, whole steps driven by scripted rewards, resume, signals, bad input, learning."""
+"""The loop: whole steps driven by scripted rewards, its metrics, and the toy that learns."""
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,238 +11,18 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, ragged, tiny_toy
-from tabular import exact_probabilities, outcomes, prompt, tabular_policy
+from conftest import metrics, tiny_config
 from test_policy import plain
 
 import train
 from nano_exgrpo import replay as replay_module
-from nano_exgrpo import toy
 from nano_exgrpo import update as update_module
-from nano_exgrpo.config import TrainConfig, resolve
-from nano_exgrpo.loss import exgrpo_loss, group_advantages
+from nano_exgrpo.config import resolve
 from nano_exgrpo.metrics import summary
 from nano_exgrpo.policy import load_policy, token_logprobs
-from nano_exgrpo.questions import InputError
 from nano_exgrpo.replay import ReplayBuffer
 from nano_exgrpo.rollout import Trajectory
-from nano_exgrpo.runlog import append_lines, read_lines
-from nano_exgrpo.update import update_policy
-
-# ------------------------------------------------------------------------------------------- helpers
-
-
-class Recorder(torch.optim.Optimizer):
-    """Steps nowhere; keeps the gradient of every step, as one vector."""
-
-    def __init__(self, parameters: Any) -> None:
-        super().__init__([p for p in parameters if p.requires_grad], {})
-        self.gradients: list[torch.Tensor] = []
-
-    def step(self, closure: Any = None) -> None:
-        parameters = self.param_groups[0]["params"]
-        self.gradients.append(torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters]))
-
-
-def loss_config(**changes: Any) -> TrainConfig:
-    return TrainConfig(**{"grad_clip": 1e9, "max_response_length": 8, "group_size": 2, **changes})
-
-
-def random_groups(policy: Any, questions: int, size: int, *, replayed: int = 0, seed: int = 0) -> list[list[Trajectory]]:
-    """Groups of ragged random trajectories; the first row of the first `replayed` groups has a stored, older log π."""
-    generator = torch.Generator().manual_seed(seed)
-    groups = []
-    for q in range(questions):
-        lengths = [(3 + q, int(n)) for n in torch.randint(1, 9, (size,), generator=generator)]
-        prompts, responses = ragged(policy, lengths, seed=seed + q)
-        groups.append([Trajectory(f"q{q}", prompts[0], r, "") for r in responses])
-        if q < replayed:
-            old = groups[q][0]
-            old.replayed, old.logprobs = True, -3 - 3 * torch.rand(len(old.response_ids), generator=generator)
-    return groups
-
-
-def tiny_config(folder: Path, **changes: Any) -> TrainConfig:
-    """A run of milliseconds a step on an untrained policy."""
-    given = dict(
-        run=str(folder / "run"), steps=4, questions_per_step=4, group_size=4, max_response_length=6, warmup_steps=0,
-        toy_questions=24, toy_most_terms=3, held_out=5, eval_every=0, log_samples=0, threads=0, device="cpu",
-        toy_hidden=16, toy_layers=1, toy_fewest_terms=2, toy_largest=9, toy_skill_steps=0, toy_demonstrations=0,
-        max_prompt_length=32, start_threshold=0.35,
-    )  # fmt: skip
-    return resolve({**given, **changes})
-
-
-@pytest.fixture
-def tiny(monkeypatch):
-    """A checker that a random policy satisfies about half of the time; and no time spent on plots."""
-    monkeypatch.setattr(train, "plot_curves", lambda *args: None)
-    monkeypatch.setattr(train, "reward", coin)
-
-
-def coin(text: str, gold: str) -> float:
-    return float(hashlib.sha256((text + gold).encode()).digest()[0] < 128)
-
-
-def metrics(config: TrainConfig) -> list[dict[str, Any]]:
-    return read_lines(Path(config.run) / "metrics.jsonl")
-
-
-# ------------------------------------------------------------------------------------ one update, exactly
-
-
-@pytest.mark.parametrize("updates", [1, 2])
-def test_update_is_the_policy_gradient_by_enumeration(updates):
-    """The real update on all 16 groups of two outcomes, weighted by their probability: −(K−1)/K · ∇J / L."""
-    policy = tabular_policy(2, 2, seed=3)
-    everything = outcomes(policy)
-    rewards = torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64)
-    probabilities = exact_probabilities(policy)
-    expected = -0.5 * torch.autograd.grad((probabilities * rewards).sum(), policy.model.table)[0].flatten() / 8
-    optimizer = Recorder(policy.model.parameters())
-    total = torch.zeros_like(expected)
-    for i, j in itertools.product(range(4), repeat=2):
-        group = [Trajectory("q", prompt(policy), everything[o], "") for o in (i, j)]
-        advantages = group_advantages(rewards[[i, j]][None])
-        optimizer.gradients.clear()
-        update_policy(policy, optimizer, [group], advantages, loss_config(updates_per_step=updates), clip_range=0.2)
-        for gradient in optimizer.gradients:
-            total += (probabilities[i] * probabilities[j]).item() * gradient
-    assert expected.abs().max() > 1e-3
-    assert torch.allclose(total, expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("entropy_coef", [0.0, 0.5])
-@pytest.mark.parametrize("normalize_rows", [True, False])
-def test_micro_batches_do_not_change_the_gradient(entropy_coef, normalize_rows):
-    """Batches of one row, of a few, and of all; ragged lengths, replayed rows, an entropy bonus."""
-    policy = tiny_toy()
-    policy.model.double()
-    advantages = group_advantages(torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0], [1.0, 1.0, 1.0], [0.0, 0.0, 1.0]]))
-    found, values = [], []
-    for tokens in (1, 25, 40, 100_000):
-        optimizer = Recorder(policy.model.parameters())
-        config = loss_config(train_batch_tokens=tokens, entropy_coef=entropy_coef, normalize_rows=normalize_rows, group_size=3)
-        values.append(update_policy(policy, optimizer, random_groups(policy, 4, 3, replayed=2), advantages, config, clip_range=0.2))
-        found.append(optimizer.gradients[0])
-    assert found[0].norm() > 1e-5
-    for gradient, value in zip(found, values):
-        assert torch.allclose(gradient, found[0], rtol=0, atol=1e-9 * found[0].abs().max().item())
-        assert value == pytest.approx(values[0], rel=1e-6)
-
-
-@pytest.mark.parametrize("normalize_rows", [True, False])
-def test_update_equals_the_loss_of_the_whole_batch(normalize_rows):
-    """Against one plain autograd pass over all rows, also those without advantage, from the model's full logits."""
-    policy = tiny_toy()
-    policy.model.double()
-    groups = random_groups(policy, 4, 3, replayed=2)
-    rewards = torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
-    advantages = group_advantages(rewards)
-    rows = [t for g in groups for t in g]
-    logprobs, entropies = plain(policy, [t.prompt_ids for t in rows], [t.response_ids for t in rows], 0.7)
-    objective, bonus, tokens = torch.zeros((), dtype=torch.float64), 0.0, 0
-    for i, (t, a) in enumerate(zip(rows, advantages.flatten().tolist())):
-        n = len(t.response_ids)
-        logp = logprobs[i, :n]
-        if t.replayed:
-            w = (logp - t.logprobs).exp()
-            objective = objective + (a * w / (w + 0.1)).sum()
-        else:
-            objective = objective + (a * (logp - logp.detach()).exp()).sum()
-        if a != 0:
-            bonus, tokens = bonus + entropies[i, :n].sum(), tokens + n
-    denominator = 8 * (12 if normalize_rows else 1)
-    (-objective / denominator - 0.3 * bonus / tokens).backward()
-    expected = torch.cat([p.grad.flatten() for p in policy.model.parameters()])
-    optimizer = Recorder(policy.model.parameters())
-    config = loss_config(temperature=0.7, normalize_rows=normalize_rows, group_size=3, entropy_coef=0.3)
-    result = update_policy(policy, optimizer, groups, advantages, config, clip_range=0.2)
-    difference = (optimizer.gradients[0] - expected).abs().max() / expected.abs().max()
-    assert difference < 1e-7, difference  # advantages are float32
-    assert result["loss"] == pytest.approx(-objective.item() / denominator)
-    assert result["entropy"] == pytest.approx(bonus.item() / tokens)
-    assert result["grad_norm"] == pytest.approx(expected.norm().item())
-    assert result["trained_rows"] == 0.5
-
-
-def test_ratio_leaves_one_after_the_first_update_and_replayed_rows_keep_theirs():
-    """Two updates a batch: π_old is the policy before the first, so the second sees w ≠ 1; w* is never 1."""
-    policy = tiny_toy()
-    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=1e-2)
-    groups = random_groups(policy, 4, 4, replayed=2)
-    stored = groups[0][0].logprobs.clone()
-    before = plain(policy, [t.prompt_ids for t in groups[3]], [t.response_ids for t in groups[3]])[0]
-    advantages = group_advantages(torch.tensor([[1.0, 0.0, 0.0, 1.0]] * 4))
-    result = update_policy(policy, optimizer, groups, advantages, loss_config(updates_per_step=2, group_size=4), clip_range=0.2)
-    assert result["approx_kl"] > 1e-6
-    assert torch.equal(groups[0][0].logprobs, stored)
-    for row, t in zip(before, groups[3]):  # the last group is trained in the second update, with π_old of the start
-        assert torch.allclose(t.logprobs, row[: len(t.response_ids)], atol=1e-5)
-    once = update_policy(policy, optimizer, random_groups(policy, 4, 4, replayed=2), advantages, loss_config(group_size=4), clip_range=0.2)
-    assert once["approx_kl"] == pytest.approx(0.0, abs=1e-9) and once["clip_ratio"] == 0.0
-    assert abs(once["replay/weight_mean"] - 1) > 0.01 and 0 < once["replay/ratio_mean"] < 1
-
-
-def test_each_update_gets_its_share_of_replayed_and_fresh_groups():
-    policy = tiny_toy()
-    optimizer = Recorder(policy.model.parameters())
-    groups = random_groups(policy, 5, 2, replayed=2)
-    advantages = group_advantages(torch.tensor([[1.0, 0.0]] * 5))
-    update_policy(policy, optimizer, groups, advantages, loss_config(updates_per_step=2), clip_range=None)
-    expected = []
-    for share in ([0, 2, 4], [1, 3]):
-        alone = Recorder(policy.model.parameters())
-        update_policy(policy, alone, [groups[g] for g in share], advantages[share], loss_config(), clip_range=None)
-        expected.append(alone.gradients[0])
-    assert len(optimizer.gradients) == 2
-    assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(optimizer.gradients, expected))
-
-
-def test_groups_without_advantage_change_nothing(policy):
-    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=0.1, weight_decay=0.1)
-    before = [p.clone() for p in policy.model.parameters()]
-    result = update_policy(policy, optimizer, random_groups(policy, 2, 3), torch.zeros(2, 3), loss_config(group_size=3), clip_range=0.2)
-    assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters()))
-    assert result["loss"] == 0.0 and result["trained_rows"] == 0.0 and result["skipped_updates"] == 0
-    assert result["grad_norm"] is None and result["entropy"] is None and result["clip_ratio"] is None
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_nan_gradients_are_skipped_and_counted(policy, bad):
-    """The step is left out, the weights and the optimiser's averages stay clean, and the next update works."""
-    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=0.1)
-    before = [p.clone() for p in policy.model.parameters()]
-    advantages = torch.tensor([[bad, -0.5]])
-    result = update_policy(policy, optimizer, random_groups(policy, 1, 2), advantages, loss_config(), clip_range=0.2)
-    assert result["skipped_updates"] == 1 and result["grad_norm"] is None
-    assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters())) and not optimizer.state
-    good = update_policy(policy, optimizer, random_groups(policy, 1, 2), torch.tensor([[0.5, -0.5]]), loss_config(), clip_range=0.2)
-    assert good["skipped_updates"] == 0 and all(torch.isfinite(p).all() for p in policy.model.parameters())
-
-
-def test_ten_coherent_steps_move_every_weight():
-    """At lr 1e-6, weights kept in bfloat16 alone would lose nearly all of their updates to rounding."""
-    policy = tiny_toy()
-    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=1e-6, weight_decay=0.0)
-    used = torch.arange(policy.model.config.vocab_size)  # every token occurs, so that every embedding has a gradient
-    group = [Trajectory("q", torch.tensor([2, 3]), used, ""), Trajectory("q", torch.tensor([2, 3]), used.flip(0), "")]
-    before = [p.detach().clone() for p in policy.model.parameters()]
-    for _ in range(10):
-        update_policy(policy, optimizer, [group], torch.tensor([[0.5, -0.5]]), loss_config(max_response_length=len(used)), clip_range=None)
-    moved = sum((a != b).sum().item() for a, b in zip(before, policy.model.parameters()))
-    assert moved / sum(p.numel() for p in before) > 0.99
-
-
-def test_gradient_clipping_bounds_the_norm(policy):
-    optimizer = Recorder(policy.model.parameters())
-    advantages = torch.tensor([[50.0, -50.0]])
-    result = update_policy(policy, optimizer, random_groups(policy, 1, 2), advantages, loss_config(grad_clip=0.25), clip_range=None)
-    assert optimizer.gradients[0].norm().item() == pytest.approx(0.25, rel=1e-4)
-    assert result["grad_norm"] > 0.25  # what is logged is the norm before clipping
-
-
-# ------------------------------------------------------------------------------------ scripted whole steps
+from nano_exgrpo.runlog import read_lines
 
 
 class Script:
@@ -286,8 +59,9 @@ class Script:
             return float(self.left[gold] >= 0)
 
         def choose(*args: Any, **settings: Any) -> Any:
-            self.chosen.append(original.choose(*args, **settings))
-            return self.chosen[-1]
+            chosen, scored_tokens = original.choose(*args, **settings)
+            self.chosen.append(chosen)
+            return chosen, scored_tokens
 
         def update(policy: Any, optimizer: Any, groups: Any, advantages: Any, config: Any, *, clip_range: Any) -> Any:
             self.groups.append([list(g) for g in groups])
@@ -452,7 +226,7 @@ def test_trajectory_choice_is_by_entropy_under_the_current_policy(tiny, monkeypa
 
     def check(policy: Any, buffer: ReplayBuffer, ids: Any, **settings: Any) -> Any:
         nonlocal seen
-        chosen = original(policy, buffer, ids, **settings)
+        chosen, scored_tokens = original(policy, buffer, ids, **settings)
         for id, t in zip(ids, chosen, strict=True):
             stored = buffer.stored[id]
             with torch.no_grad():
@@ -462,7 +236,7 @@ def test_trajectory_choice_is_by_entropy_under_the_current_policy(tiny, monkeypa
             assert t.entropy == pytest.approx(best, abs=1e-5) and t.replayed
             assert any(torch.equal(t.response_ids, s.response_ids) for s, m in zip(stored, means) if abs(m - best) < 1e-5)
             seen += len(stored) > 3
-        return chosen
+        return chosen, scored_tokens
 
     monkeypatch.setattr(train, "choose_trajectories", check)
     script.run(tmp_path, steps=8, group_size=4, lr=3e-2, max_response_length=4, start_threshold=-1.0, trajectory_choice=method)
@@ -554,9 +328,6 @@ def test_grpo_is_the_loop_without_replay_and_retirement(tiny, monkeypatch, tmp_p
     assert [drop(row) for row in rows] == [drop(row) for row in twin]
 
 
-# -------------------------------------------------------------------------------------------- metrics
-
-
 def test_every_metric_equals_an_independent_recomputation(tiny, monkeypatch, tmp_path):
     """From the trajectories of each step and the weights before it; by plain logits, one row at a time."""
     import copy
@@ -643,129 +414,6 @@ def test_every_metric_equals_an_independent_recomputation(tiny, monkeypatch, tmp
     assert replays >= 4
 
 
-# --------------------------------------------------------------------------------- sameness and resume
-
-VOLATILE = ("tokens_per_second",)
-
-
-def stable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if not k.startswith("time/") and k not in VOLATILE} for row in rows]
-
-
-def assert_equal(a: Any, b: Any, where: str = "") -> None:
-    """Bit for bit, tensors and containers alike."""
-    if isinstance(a, torch.Tensor):
-        assert a.dtype == b.dtype and torch.equal(a, b), where
-    elif isinstance(a, dict):
-        assert list(a) == list(b), where
-        for key in a:
-            assert_equal(a[key], b[key], f"{where}/{key}")
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b), where
-        for i, (x, y) in enumerate(zip(a, b)):
-            assert_equal(x, y, f"{where}[{i}]")
-    else:
-        assert a == b or (a != a and b != b), where  # NaN equals NaN here
-
-
-def assert_same_end(one: Path, other: Path) -> None:
-    from safetensors.torch import load_file
-
-    first, second = (sorted((run / "checkpoints").iterdir())[-1] for run in (one, other))
-    assert first.name == second.name
-    assert_equal(load_file(first / "model" / "model.safetensors"), load_file(second / "model" / "model.safetensors"), "weights")
-    state, twin = (torch.load(f / "state.pt", weights_only=True) for f in (first, second))
-    assert {"optimizer", "adapter", "sampler", "buffer", "random", "step", "started", "bad_steps", "tokens_seen"} <= set(state)
-    assert_equal(state, twin)
-    assert stable(read_lines(one / "metrics.jsonl")) == stable(read_lines(other / "metrics.jsonl"))
-    assert (one / "samples.jsonl").read_text() == (other / "samples.jsonl").read_text()
-    assert_equal(load_file(one / "model" / "model.safetensors"), load_file(other / "model" / "model.safetensors"), "final weights")
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        dict(),
-        dict(updates_per_step=2, trajectory_choice="random", question_draw="uniform", entropy_coef=0.01, max_per_question=2),
-        dict(algo="grpo", save_every=1, normalize_std=True),
-    ],
-    ids=["exgrpo", "random choices", "grpo"],
-)
-def test_four_steps_are_two_a_resume_and_two(tiny, tmp_path, settings):
-    common = dict(save_every=2, eval_every=2, log_samples=-1, lr=1e-2, start_threshold=-1.0, **{k: v for k, v in settings.items() if k != "save_every"})
-    whole = tiny_config(tmp_path / "whole", steps=4, **common)
-    train.train(whole)
-    half = tiny_config(tmp_path / "half", steps=2, **common)
-    train.train(half)
-    torch.manual_seed(999)  # what the process did in between must not matter
-    torch.rand(5)
-    assert train.main(["--resume", half.run, "--steps", "4"]) == 0
-    assert_same_end(Path(whole.run), Path(half.run))
-    rows = metrics(whole)
-    if whole.algo == "exgrpo":
-        assert rows[4]["replay/questions"] == 2 and rows[4]["buffer/trajectories"] > 4
-    config = json.loads((Path(half.run) / "config.json").read_text())
-    assert config["steps"] == 4 and config["resume"] == ""
-
-
-def test_a_crash_after_the_checkpoint_is_forgotten(tiny, tmp_path):
-    """The process dies in step 4, after step 3 was logged but not saved, in the middle of a line: the run goes on
-    from step 2 and equals one that was never interrupted."""
-    common = dict(save_every=2, eval_every=1, log_samples=2, lr=1e-2, start_threshold=-1.0)
-    whole, broken = (tiny_config(tmp_path / name, steps=4, **common) for name in ("whole", "broken"))
-    train.train(whole)
-
-    class Crash(Exception):
-        pass
-
-    original, calls = train.update_policy, 0
-
-    def crash(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 4:
-            raise Crash
-        return original(*args, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "update_policy", crash)
-        with pytest.raises(Crash):
-            train.train(broken)
-    with (Path(broken.run) / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 4, "rew')
-    assert [row["step"] for row in metrics(broken)] == [0, 1, 2, 3]
-    assert train.main(["--resume", broken.run]) == 0
-    assert_same_end(Path(whole.run), Path(broken.run))
-
-
-def test_same_seed_same_run_and_watching_changes_nothing(tiny, tmp_path):
-    """More evaluations, more samples logged, more checkpoints: the same training, to the bit."""
-    common = dict(steps=3, lr=1e-2, start_threshold=-1.0)
-    first = tiny_config(tmp_path / "a", **common)
-    watched = tiny_config(tmp_path / "b", eval_every=1, eval_samples=2, log_samples=-1, save_every=1, **common)
-    other = tiny_config(tmp_path / "c", seed=1, **common)
-    for config in (first, watched, other):
-        train.train(config)
-    keep = lambda config: [{k: v for k, v in row.items() if not k.startswith("eval/")} for row in stable(metrics(config))[1:]]  # noqa: E731
-    assert keep(first) == keep(watched) != keep(other)
-    weights = [load_policy(f"{c.run}/model", device=torch.device("cpu")).model.state_dict() for c in (first, watched)]
-    assert_equal(*weights)
-
-
-def test_warm_up_cache_changes_nothing(tiny, tmp_path, capsys):
-    """A policy read from the cache leads to the same run as the one that was just made."""
-    common = dict(steps=2, warmup_steps=5, warmup_batch=4)
-    first, second = (tiny_config(tmp_path, run=str(tmp_path / name), **common) for name in ("a", "b"))
-    train.train(first)
-    assert "warmed-up policy from" not in capsys.readouterr().out
-    train.train(second)
-    assert "warmed-up policy from" in capsys.readouterr().out
-    assert stable(metrics(first)) == stable(metrics(second))
-    train.train(tiny_config(tmp_path, run=str(tmp_path / "c"), warmup_cache=False, **common))
-    train.train(tiny_config(tmp_path, run=str(tmp_path / "d"), **{**common, "warmup_steps": 6}))
-    assert "warmed-up policy from" not in capsys.readouterr().out
-
-
 def test_held_out_questions_are_never_trained_on(tiny, monkeypatch, tmp_path):
     trained, evaluated = set(), set()
     rollout, evaluate = train.rollout, train.evaluate
@@ -773,315 +421,6 @@ def test_held_out_questions_are_never_trained_on(tiny, monkeypatch, tmp_path):
     monkeypatch.setattr(train, "evaluate", lambda p, qs, *a, **k: evaluated.update(q.id for q in qs) or evaluate(p, qs, *a, **k))
     train.train(tiny_config(tmp_path, steps=12))
     assert len(trained) == 24 and len(evaluated) == 5 and not trained & evaluated
-
-
-# ------------------------------------------------------------------------------------- stop and resume
-
-
-def test_stop_request_saves_and_says_how_to_go_on(tiny, monkeypatch, tmp_path, capsys):
-    """SIGINT in the middle of step 2: the step is finished, saved, and the resumed run equals a whole one."""
-    before = signal.getsignal(signal.SIGINT)
-    common = dict(steps=4, lr=1e-2, start_threshold=-1.0, log_samples=1)
-    whole = tiny_config(tmp_path / "whole", save_every=4, **common)
-    train.train(whole)
-    original, calls = train.update_policy, 0
-
-    def interrupt(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            signal.raise_signal(signal.SIGINT)
-        return original(*args, **kwargs)
-
-    stopped = tiny_config(tmp_path / "stopped", **common)
-    monkeypatch.setattr(train, "update_policy", interrupt)
-    with train.StopRequest() as stop:
-        train.train(stopped, stop)
-    out = capsys.readouterr().out
-    assert "stopped after step 2" in out and f"python train.py --resume {stopped.run}" in out
-    assert signal.getsignal(signal.SIGINT) is before  # handed back
-    assert [p.name for p in (Path(stopped.run) / "checkpoints").iterdir()] == ["step-000002"]
-    assert not (Path(stopped.run) / "model").exists()
-    assert train.main(["--resume", stopped.run, "--save-every", "4"]) == 0
-    assert_same_end(Path(whole.run), Path(stopped.run))
-
-
-def test_stop_in_the_last_step_just_ends(tiny, tmp_path, capsys):
-    config = tiny_config(tmp_path, steps=1)
-    stop = train.StopRequest()
-    stop.requested = True
-    train.train(config, stop)
-    assert "held-out accuracy" in capsys.readouterr().out and (Path(config.run) / "model").is_dir()
-
-
-def run_script(folder: Path, *flags: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen(
-        [sys.executable, str(ROOT / "train.py"), *flags], cwd=folder, env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-
-
-def test_sigterm_to_the_script(tmp_path):
-    """The real thing: a process that is told to end in mid-run leaves a checkpoint, a hint and exit code 0."""
-    process = run_script(
-        tmp_path, *"--run r --steps 100000 --warmup-steps 0 --toy-skill-steps 0 --toy-demonstrations 0".split(),
-        *"--toy-questions 30 --held-out 4 --eval-every 0".split(),
-    )
-    try:
-        for _ in range(600):
-            time.sleep(0.1)
-            if len(read_lines(tmp_path / "r" / "metrics.jsonl")) > 2:
-                break
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 0, err
-    last = read_lines(tmp_path / "r" / "metrics.jsonl")[-1]["step"]
-    assert f"stopped after step {last}" in out and "--resume r" in out and "Traceback" not in err
-    assert [p.name for p in (tmp_path / "r" / "checkpoints").iterdir()] == [f"step-{last:06d}"]
-
-
-def test_interrupt_during_warm_up_leaves_nothing_in_the_way(tiny, monkeypatch, tmp_path, capsys):
-    """One sentence, exit code 130, and the same command starts anew without --overwrite."""
-    warm_up, ready = toy.warm_up, False
-
-    def interrupted(policy: Any, examples: Any, *, on_step: Any, **settings: Any) -> None:
-        def step(number: int, loss: float) -> None:
-            if number == 3 and not ready:
-                signal.raise_signal(signal.SIGTERM)
-            on_step(number, loss)
-            assert number <= 3 or ready
-
-        warm_up(policy, examples, on_step=step, **settings)
-
-    monkeypatch.setattr(toy, "warm_up", interrupted)
-    flags = flags_of(tiny_config(tmp_path, steps=1, warmup_steps=6, warmup_batch=2))
-    assert train.main(flags) == 130
-    err = capsys.readouterr().err
-    assert "stopped during the warm-up" in err and "Traceback" not in err
-    ready = True
-    assert train.main(flags) == 0
-
-
-# ------------------------------------------------------------------------------------------- bad input
-
-
-def flags_of(config: TrainConfig) -> list[str]:
-    """The command line that gives this configuration."""
-    flags = []
-    for name, value in vars(config).items():
-        flag = "--" + name.replace("_", "-")
-        if isinstance(value, bool):
-            flags.append(flag if value else flag.replace("--", "--no-", 1))
-        elif value != "":
-            flags += [flag, str(value)]
-    return flags
-
-
-def refuse(capsys: Any, *flags: str) -> str:
-    """Run the script's main; it must end with code 2 and one sentence on stderr, which is returned."""
-    capsys.readouterr()
-    code = train.main(list(flags))
-    out, err = capsys.readouterr()
-    sentence = [line for line in err.splitlines() if line.startswith("train.py: ")]
-    assert code == 2 and len(sentence) == 1 and "Traceback" not in err + out, (code, err)
-    assert err.rstrip().splitlines()[-1] == sentence[0]
-    return sentence[0]
-
-
-def test_bad_flags_and_bad_data_end_with_one_sentence(tiny, tmp_path, capsys):
-    run = ["--run", str(tmp_path / "run")]
-    (tmp_path / "bad.jsonl").write_text('{"question": "q", "answer": "1"}\n{oops\n')
-    (tmp_path / "empty.jsonl").write_text("\n")
-    (tmp_path / "few.jsonl").write_text('{"question": "q", "answer": "1"}\n')
-    (tmp_path / "model").mkdir()
-    cases = {
-        "--group-size must be at least 2": ["--group-size", "1"],
-        "--replay-ratio must be between 0 and 1": ["--replay-ratio", "2"],
-        "invalid float value: 'x'": ["--lr", "x"],
-        "device cuda:9": ["--device", "cuda:9"],
-        "nowhere.jsonl does not exist": ["--data", str(tmp_path / "nowhere.jsonl")],
-        "bad.jsonl line 2 is not valid JSON": ["--data", str(tmp_path / "bad.jsonl")],
-        "few.jsonl line 1 has no field 'problem'": ["--data", str(tmp_path / "few.jsonl"), "--question-field", "problem"],
-        "holds no questions": ["--data", str(tmp_path / "empty.jsonl")],
-        "too few to hold 7 out; lower --held-out": ["--data", str(tmp_path / "few.jsonl"), "--held-out", "7"],
-        "neither a folder nor a hub id": ["--model", "Qwen9", "--data", str(data_file(tmp_path)), "--held-out", "1"],
-        "only 810 different sums": ["--toy-largest", "9", "--toy-fewest-terms", "2", "--toy-most-terms", "3", "--toy-questions", "5000"],
-        "--toy-most-terms must be at most 11": ["--toy-largest", "9", "--toy-most-terms", "40"],
-        "leaves no room for a prompt": ["--max-response-length", "128", "--warmup-steps", "0"],
-        "every prompt is longer than 2 tokens; raise --max-prompt-length": ["--max-prompt-length", "2", "--warmup-steps", "0"],
-        "every prompt is longer than 2 tokens; lower --max-response-length": ["--max-response-length", "126", "--warmup-steps", "0"],
-        "is not a run folder": ["--resume", str(tmp_path / "nothing")],
-    }
-    for sentence, flags in cases.items():
-        assert sentence in refuse(capsys, *flags, *([] if "--resume" in flags else run)), flags
-    assert not list((tmp_path / "run").iterdir())  # and nothing was left that would be in the way
-
-
-def test_model_folder_without_tokenizer(tiny, tmp_path, capsys):
-    tiny_toy().model.save_pretrained(tmp_path / "m")
-    data = tmp_path / "d.jsonl"
-    data.write_text("".join(json.dumps({"question": str(i), "answer": "1"}) + "\n" for i in range(9)))
-    flags = ["--model", str(tmp_path / "m"), "--data", str(data), "--held-out", "2", "--run", str(tmp_path / "run")]
-    assert "has no tokenizer" in refuse(capsys, *flags)
-    tiny_toy().tokenizer.save_pretrained(tmp_path / "m")
-    flags += ["--system-prompt", "", "--max-response-length", "4"]
-    assert "needs demonstrations: name them with --warmup-data" in refuse(capsys, *flags, "--warmup-steps", "2")
-    (tmp_path / "none.jsonl").write_text("")
-    assert "none.jsonl holds no demonstrations" in refuse(capsys, *flags, "--warmup-steps", "2", "--warmup-data", str(tmp_path / "none.jsonl"))
-    (tmp_path / "demos.jsonl").write_text('{"question": "1 + 1"}\n')
-    sentence = refuse(capsys, *flags, "--warmup-steps", "2", "--warmup-data", str(tmp_path / "demos.jsonl"))
-    assert "demos.jsonl line 1 needs the text fields 'question' and 'response'" in sentence
-
-
-def test_run_folder_that_cannot_be_used(tiny, tmp_path, capsys):
-    (tmp_path / "file").write_text("mine")
-    small = flags_of(tiny_config(tmp_path, steps=1))
-    assert "cannot be written" in refuse(capsys, *small, "--run", str(tmp_path / "file"))
-    assert "cannot be written" in refuse(capsys, *small, "--run", str(tmp_path / "file" / "deeper"))
-    assert train.main(small) == 0
-    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
-    assert "already holds a run; go on with --resume" in refuse(capsys, *small)
-    # Not even --overwrite touches it before the new run can really start.
-    assert "neither a folder" in refuse(capsys, *small, "--overwrite", "--model", "Qwen9", "--data", str(data_file(tmp_path)))
-    assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
-    assert train.main([*small, "--overwrite"]) == 0
-
-
-def data_file(folder: Path, count: int = 12) -> Path:
-    path = folder / "data.jsonl"
-    path.write_text("".join(json.dumps({"question": f"{i} + 1", "answer": str(i + 1)}) + "\n" for i in range(count)))
-    return path
-
-
-def test_long_prompts_are_skipped_and_counted(tiny, tmp_path, capsys):
-    """In training and in evaluation; toy prompts have two tokens more than their words."""
-    rows = [{"question": " + ".join(["1"] * (2 if i % 4 else 8)), "answer": str(i), "id": str(i)} for i in range(40)]
-    (tmp_path / "d.jsonl").write_text("".join(json.dumps({**r, "question": r["question"] + f" + {i}"}) + "\n" for i, r in enumerate(rows)))
-    config = tiny_config(tmp_path, steps=3, data=str(tmp_path / "d.jsonl"), held_out=10, max_prompt_length=10)
-    train.train(config)
-    out = capsys.readouterr().out
-    import re
-
-    found = re.findall(r"skipped (\d+) of (\d+) (\w+)", out)
-    assert sum(int(n) for n, _, _ in found) == 10 and sum(int(n) for _, n, _ in found) == 40
-    assert metrics(config)[0]["eval/questions"] == 10 - int(found[1][0])
-
-
-def test_resume_refusals(tiny, tmp_path, capsys):
-    config = tiny_config(tmp_path, steps=2, save_every=1)
-    train.train(config)
-    assert "--lr 0.5 contradicts the run" in refuse(capsys, "--resume", config.run, "--lr", "0.5")
-    assert "already at step 2; to go on, raise --steps" in refuse(capsys, "--resume", config.run, "--steps", "1")
-    assert train.main(["--resume", config.run]) == 0  # all done: says so again, changes nothing
-    newest = Path(config.run) / "checkpoints" / "step-000002"
-    weights = newest / "model" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:100])
-    assert "could not be loaded from that folder" in refuse(capsys, "--resume", config.run)
-    (newest / "state.pt").write_bytes(b"")
-    assert "is damaged" in refuse(capsys, "--resume", config.run)
-    import shutil
-
-    shutil.rmtree(newest)
-    assert train.main(["--resume", config.run]) == 0
-    assert [row["step"] for row in metrics(config)] == [0, 1, 2]
-    shutil.rmtree(Path(config.run) / "checkpoints")
-    assert "has no checkpoint to resume from" in refuse(capsys, "--resume", config.run)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError()],
-    ids=["cuda", "cpu", "python"],
-)
-@pytest.mark.parametrize("place", ["update_policy", "rollout"])
-def test_out_of_memory_names_the_settings_to_lower(tiny, monkeypatch, tmp_path, capsys, error, place):
-    original, calls = getattr(train, place), 0
-
-    def exhausted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            raise error
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(train, place, exhausted)
-    config = tiny_config(tmp_path, save_every=2)
-    sentence = refuse(capsys, *flags_of(config))
-    for flag in ("--rollout-batch", "--train-batch-tokens", "--max-response-length", "--gradient-checkpointing"):
-        assert flag in sentence
-    assert f"--resume {config.run}" in sentence  # what was saved is still good
-    assert train.main(["--resume", config.run, "--train-batch-tokens", "64", "--rollout-batch", "2"]) == 0
-    assert [row["step"] for row in metrics(config)] == [0, 1, 2, 3, 4]
-
-
-def test_other_errors_are_not_hidden(tiny, monkeypatch, tmp_path):
-    def broken(*args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("shapes do not match")
-
-    monkeypatch.setattr(train, "update_policy", broken)
-    with pytest.raises(RuntimeError, match="shapes do not match"):
-        train.main(flags_of(tiny_config(tmp_path)))
-
-
-def test_a_full_disk_ends_with_one_sentence(tiny, monkeypatch, tmp_path, capsys):
-    def full(path: Path, rows: Any) -> None:
-        if any(row["step"] == 2 for row in rows):
-            raise OSError(28, "No space left on device")
-        append_lines(path, rows)
-
-    monkeypatch.setattr(train, "append_lines", full)
-    config = tiny_config(tmp_path, save_every=1)
-    sentence = refuse(capsys, *flags_of(config))
-    assert f"run folder {config.run} could not be written (No space left on device); make room" in sentence
-    assert sentence.endswith(f"go on with --resume {config.run}")
-
-
-def test_nan_gradients_stop_the_run_after_several_in_a_row(tiny, monkeypatch, tmp_path, capsys):
-    """Steps 2 and 3 are bad and skipped, step 4 is good, and from step 5 on all are bad: the end is step 9."""
-    original, step = update_module.exgrpo_loss, 0
-    update = train.update_policy
-
-    def count(*args: Any, **kwargs: Any) -> Any:
-        nonlocal step
-        step += 1
-        return update(*args, **kwargs)
-
-    def poisoned(*args: Any, **kwargs: Any) -> Any:
-        parts = original(*args, **kwargs)
-        if step in (2, 3) or step >= 5:
-            parts.loss = parts.loss * float("nan")
-        return parts
-
-    monkeypatch.setattr(train, "update_policy", count)
-    monkeypatch.setattr(update_module, "exgrpo_loss", poisoned)
-    config = tiny_config(tmp_path, steps=20)
-    sentence = refuse(capsys, *flags_of(config))
-    assert "NaN or infinite in 5 steps in a row" in sentence and "--lr" in sentence
-    rows = metrics(config)
-    assert rows[-1]["step"] == 9
-    assert [row["skipped_updates"] for row in rows[1:]] == [0, 1, 1, 0, 1, 1, 1, 1, 1]
-    state = Path(config.run) / "checkpoints" / "step-000009"
-    policy = load_policy(str(state / "model"), device=torch.device("cpu"))
-    assert all(torch.isfinite(p).all() for p in policy.model.parameters())  # the weights before the bad steps
-
-
-def test_diverged_weights_end_with_one_sentence(tiny, monkeypatch, tmp_path, capsys):
-    update = train.update_policy
-
-    def explode(policy: Any, *args: Any, **kwargs: Any) -> Any:
-        result = update(policy, *args, **kwargs)
-        policy.model.get_input_embeddings().weight.data.fill_(float("nan"))
-        return result
-
-    monkeypatch.setattr(train, "update_policy", explode)
-    sentence = refuse(capsys, *flags_of(tiny_config(tmp_path)))
-    assert "diverged" in sentence and "--lr" in sentence
-
-
-# ------------------------------------------------------------------------------------ a real model's road
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2"])
@@ -1158,11 +497,3 @@ def test_the_summary_says_what_changed_and_how_sure_that_is(tmp_path):
         gain = end - 0.2
         assert f"accuracy {words}: 0.200" in text and "(50 questions, 10 steps of exgrpo" in text
         assert f"difference of {gain:+.3f} [{gain - 0.02**0.5:+.3f}, {gain + 0.02**0.5:+.3f}]" in text
-
-
-def test_the_toy_refuses_words_that_it_would_drop(tmp_path, capsys):
-    data = tmp_path / "words.jsonl"
-    data.write_text("".join(json.dumps({"question": f"What is {i} + 1?", "answer": str(i + 1)}) + "\n" for i in range(9)))
-    flags = ["--data", str(data), "--held-out", "2", "--run", str(tmp_path / "r"), "--warmup-steps", "0", "--toy-skill-steps", "0"]
-    assert train.main(flags) == 2
-    assert "the toy reads only sums" in capsys.readouterr().err

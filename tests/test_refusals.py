@@ -1,0 +1,219 @@
+"""What goes wrong at the user's end: one sentence that names the remedy, exit code 2, nothing lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import data_file, flags_of, metrics, tiny_config, tiny_toy
+
+import train
+from nano_exgrpo import update as update_module
+from nano_exgrpo.policy import load_policy
+from nano_exgrpo.runlog import append_lines
+
+
+def refuse(capsys: Any, *flags: str) -> str:
+    """Run the script's main; it must end with code 2 and one sentence on stderr, which is returned."""
+    capsys.readouterr()
+    code = train.main(list(flags))
+    out, err = capsys.readouterr()
+    sentence = [line for line in err.splitlines() if line.startswith("train.py: ")]
+    assert code == 2 and len(sentence) == 1 and "Traceback" not in err + out, (code, err)
+    assert err.rstrip().splitlines()[-1] == sentence[0]
+    return sentence[0]
+
+
+def test_bad_flags_and_bad_data_end_with_one_sentence(tiny, tmp_path, capsys):
+    run = ["--run", str(tmp_path / "run")]
+    (tmp_path / "bad.jsonl").write_text('{"question": "q", "answer": "1"}\n{oops\n')
+    (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "few.jsonl").write_text('{"question": "q", "answer": "1"}\n')
+    (tmp_path / "model").mkdir()
+    cases = {
+        "--group-size must be at least 2": ["--group-size", "1"],
+        "--replay-ratio must be between 0 and 1": ["--replay-ratio", "2"],
+        "invalid float value: 'x'": ["--lr", "x"],
+        "device cuda:9": ["--device", "cuda:9"],
+        "nowhere.jsonl does not exist": ["--data", str(tmp_path / "nowhere.jsonl")],
+        "bad.jsonl line 2 is not valid JSON": ["--data", str(tmp_path / "bad.jsonl")],
+        "few.jsonl line 1 has no field 'problem'": ["--data", str(tmp_path / "few.jsonl"), "--question-field", "problem"],
+        "holds no questions": ["--data", str(tmp_path / "empty.jsonl")],
+        "too few to hold 7 out; lower --held-out": ["--data", str(tmp_path / "few.jsonl"), "--held-out", "7"],
+        "neither a folder nor a hub id": ["--model", "Qwen9", "--data", str(data_file(tmp_path)), "--held-out", "1"],
+        "only 810 different sums": ["--toy-largest", "9", "--toy-fewest-terms", "2", "--toy-most-terms", "3", "--toy-questions", "5000"],
+        "--toy-most-terms must be at most 11": ["--toy-largest", "9", "--toy-most-terms", "40"],
+        "leaves no room for a prompt": ["--max-response-length", "128", "--warmup-steps", "0"],
+        "every prompt is longer than 2 tokens; raise --max-prompt-length": ["--max-prompt-length", "2", "--warmup-steps", "0"],
+        "every prompt is longer than 2 tokens; lower --max-response-length": ["--max-response-length", "126", "--warmup-steps", "0"],
+        "is not a run folder": ["--resume", str(tmp_path / "nothing")],
+    }
+    for sentence, flags in cases.items():
+        assert sentence in refuse(capsys, *flags, *([] if "--resume" in flags else run)), flags
+    assert not (tmp_path / "run").exists()  # and nothing was left that would be in the way
+
+
+def test_model_folder_without_tokenizer(tiny, tmp_path, capsys):
+    tiny_toy().model.save_pretrained(tmp_path / "m")
+    data = tmp_path / "d.jsonl"
+    data.write_text("".join(json.dumps({"question": str(i), "answer": "1"}) + "\n" for i in range(9)))
+    flags = ["--model", str(tmp_path / "m"), "--data", str(data), "--held-out", "2", "--run", str(tmp_path / "run")]
+    assert "has no tokenizer" in refuse(capsys, *flags)
+    tiny_toy().tokenizer.save_pretrained(tmp_path / "m")
+    flags += ["--system-prompt", "", "--max-response-length", "4"]
+    assert "needs demonstrations: name them with --warmup-data" in refuse(capsys, *flags, "--warmup-steps", "2")
+    (tmp_path / "none.jsonl").write_text("")
+    assert "none.jsonl holds no demonstrations" in refuse(capsys, *flags, "--warmup-steps", "2", "--warmup-data", str(tmp_path / "none.jsonl"))
+    (tmp_path / "demos.jsonl").write_text('{"question": "1 + 1"}\n')
+    sentence = refuse(capsys, *flags, "--warmup-steps", "2", "--warmup-data", str(tmp_path / "demos.jsonl"))
+    assert "demos.jsonl line 1 needs the text fields 'question' and 'response'" in sentence
+
+
+def test_run_folder_that_cannot_be_used(tiny, tmp_path, capsys):
+    (tmp_path / "file").write_text("mine")
+    small = flags_of(tiny_config(tmp_path, steps=1))
+    assert "cannot be written" in refuse(capsys, *small, "--run", str(tmp_path / "file"))
+    assert "cannot be written" in refuse(capsys, *small, "--run", str(tmp_path / "file" / "deeper"))
+    assert train.main(small) == 0
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    assert "already holds a run; go on with --resume" in refuse(capsys, *small)
+    # Not even --overwrite touches it before the new run can really start.
+    assert "neither a folder" in refuse(capsys, *small, "--overwrite", "--model", "Qwen9", "--data", str(data_file(tmp_path)))
+    assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
+    assert train.main([*small, "--overwrite"]) == 0
+
+
+def test_long_prompts_are_skipped_and_counted(tiny, tmp_path, capsys):
+    """In training and in evaluation; toy prompts have two tokens more than their words."""
+    rows = [{"question": " + ".join(["1"] * (2 if i % 4 else 8)), "answer": str(i), "id": str(i)} for i in range(40)]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps({**r, "question": r["question"] + f" + {i}"}) + "\n" for i, r in enumerate(rows)))
+    config = tiny_config(tmp_path, steps=3, data=str(tmp_path / "d.jsonl"), held_out=10, max_prompt_length=10)
+    train.train(config)
+    out = capsys.readouterr().out
+    import re
+
+    found = re.findall(r"skipped (\d+) of (\d+) (\w+)", out)
+    assert sum(int(n) for n, _, _ in found) == 10 and sum(int(n) for _, n, _ in found) == 40
+    assert metrics(config)[0]["eval/questions"] == 10 - int(found[1][0])
+
+
+def test_resume_refusals(tiny, tmp_path, capsys):
+    config = tiny_config(tmp_path, steps=2, save_every=1)
+    train.train(config)
+    assert "--lr 0.5 contradicts the run" in refuse(capsys, "--resume", config.run, "--lr", "0.5")
+    assert "already at step 2; to go on, raise --steps" in refuse(capsys, "--resume", config.run, "--steps", "1")
+    assert train.main(["--resume", config.run]) == 0  # all done: says so again, changes nothing
+    newest = Path(config.run) / "checkpoints" / "step-000002"
+    weights = newest / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    assert "could not be loaded from that folder" in refuse(capsys, "--resume", config.run)
+    (newest / "state.pt").write_bytes(b"")
+    assert "is damaged" in refuse(capsys, "--resume", config.run)
+    import shutil
+
+    shutil.rmtree(newest)
+    assert train.main(["--resume", config.run]) == 0
+    assert [row["step"] for row in metrics(config)] == [0, 1, 2]
+    shutil.rmtree(Path(config.run) / "checkpoints")
+    assert "has no checkpoint to resume from" in refuse(capsys, "--resume", config.run)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError()],
+    ids=["cuda", "cpu", "python"],
+)
+@pytest.mark.parametrize("place", ["update_policy", "rollout"])
+def test_out_of_memory_names_the_settings_to_lower(tiny, monkeypatch, tmp_path, capsys, error, place):
+    original, calls = getattr(train, place), 0
+
+    def exhausted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise error
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(train, place, exhausted)
+    config = tiny_config(tmp_path, save_every=2)
+    sentence = refuse(capsys, *flags_of(config))
+    for flag in ("--rollout-batch", "--train-batch-tokens", "--max-response-length", "--gradient-checkpointing"):
+        assert flag in sentence
+    assert f"--resume {config.run}" in sentence  # what was saved is still good
+    assert train.main(["--resume", config.run, "--train-batch-tokens", "64", "--rollout-batch", "2"]) == 0
+    assert [row["step"] for row in metrics(config)] == [0, 1, 2, 3, 4]
+
+
+def test_other_errors_are_not_hidden(tiny, monkeypatch, tmp_path):
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(train, "update_policy", broken)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        train.main(flags_of(tiny_config(tmp_path)))
+
+
+def test_a_full_disk_ends_with_one_sentence(tiny, monkeypatch, tmp_path, capsys):
+    def full(path: Path, rows: Any) -> None:
+        if any(row["step"] == 2 for row in rows):
+            raise OSError(28, "No space left on device")
+        append_lines(path, rows)
+
+    monkeypatch.setattr(train, "append_lines", full)
+    config = tiny_config(tmp_path, save_every=1)
+    sentence = refuse(capsys, *flags_of(config))
+    assert f"run folder {config.run} could not be written (No space left on device); make room" in sentence
+    assert sentence.endswith(f"go on with --resume {config.run}")
+
+
+def test_nan_gradients_stop_the_run_after_several_in_a_row(tiny, monkeypatch, tmp_path, capsys):
+    """Steps 2 and 3 are bad and skipped, step 4 is good, and from step 5 on all are bad: the end is step 9."""
+    original, step = update_module.exgrpo_loss, 0
+    update = train.update_policy
+
+    def count(*args: Any, **kwargs: Any) -> Any:
+        nonlocal step
+        step += 1
+        return update(*args, **kwargs)
+
+    def poisoned(*args: Any, **kwargs: Any) -> Any:
+        parts = original(*args, **kwargs)
+        if step in (2, 3) or step >= 5:
+            parts.loss = parts.loss * float("nan")
+        return parts
+
+    monkeypatch.setattr(train, "update_policy", count)
+    monkeypatch.setattr(update_module, "exgrpo_loss", poisoned)
+    config = tiny_config(tmp_path, steps=20)
+    sentence = refuse(capsys, *flags_of(config))
+    assert "NaN or infinite in 5 steps in a row" in sentence and "--lr" in sentence
+    rows = metrics(config)
+    assert rows[-1]["step"] == 9
+    assert [row["skipped_updates"] for row in rows[1:]] == [0, 1, 1, 0, 1, 1, 1, 1, 1]
+    state = Path(config.run) / "checkpoints" / "step-000009"
+    policy = load_policy(str(state / "model"), device=torch.device("cpu"))
+    assert all(torch.isfinite(p).all() for p in policy.model.parameters())  # the weights before the bad steps
+
+
+def test_diverged_weights_end_with_one_sentence(tiny, monkeypatch, tmp_path, capsys):
+    update = train.update_policy
+
+    def explode(policy: Any, *args: Any, **kwargs: Any) -> Any:
+        result = update(policy, *args, **kwargs)
+        policy.model.get_input_embeddings().weight.data.fill_(float("nan"))
+        return result
+
+    monkeypatch.setattr(train, "update_policy", explode)
+    sentence = refuse(capsys, *flags_of(tiny_config(tmp_path)))
+    assert "diverged" in sentence and "--lr" in sentence
+
+
+def test_the_toy_refuses_words_that_it_would_drop(tmp_path, capsys):
+    data = tmp_path / "words.jsonl"
+    data.write_text("".join(json.dumps({"question": f"What is {i} + 1?", "answer": str(i + 1)}) + "\n" for i in range(9)))
+    flags = ["--data", str(data), "--held-out", "2", "--run", str(tmp_path / "r"), "--warmup-steps", "0", "--toy-skill-steps", "0"]
+    assert train.main(flags) == 2
+    assert "the toy reads only sums" in capsys.readouterr().err

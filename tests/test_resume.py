@@ -1,0 +1,256 @@
+"""A run that is stopped, killed or resumed ends where one that was left alone ends, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ROOT, flags_of, metrics, tiny_config
+
+import train
+from nano_exgrpo import toy
+from nano_exgrpo.policy import load_policy
+from nano_exgrpo.runlog import read_lines
+
+
+VOLATILE = ("tokens_per_second",)
+
+
+def stable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if not k.startswith("time/") and k not in VOLATILE} for row in rows]
+
+
+def assert_equal(a: Any, b: Any, where: str = "") -> None:
+    """Bit for bit, tensors and containers alike."""
+    if isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype and torch.equal(a, b), where
+    elif isinstance(a, dict):
+        assert list(a) == list(b), where
+        for key in a:
+            assert_equal(a[key], b[key], f"{where}/{key}")
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), where
+        for i, (x, y) in enumerate(zip(a, b)):
+            assert_equal(x, y, f"{where}[{i}]")
+    else:
+        assert a == b or (a != a and b != b), where  # NaN equals NaN here
+
+
+def assert_same_end(one: Path, other: Path) -> None:
+    from safetensors.torch import load_file
+
+    first, second = (sorted((run / "checkpoints").iterdir())[-1] for run in (one, other))
+    assert first.name == second.name
+    assert_equal(load_file(first / "model" / "model.safetensors"), load_file(second / "model" / "model.safetensors"), "weights")
+    state, twin = (torch.load(f / "state.pt", weights_only=True) for f in (first, second))
+    assert {"optimizer", "adapter", "sampler", "buffer", "random", "step", "started", "bad_steps", "tokens_seen"} <= set(state)
+    assert_equal(state, twin)
+    assert stable(read_lines(one / "metrics.jsonl")) == stable(read_lines(other / "metrics.jsonl"))
+    assert (one / "samples.jsonl").read_text() == (other / "samples.jsonl").read_text()
+    assert_equal(load_file(one / "model" / "model.safetensors"), load_file(other / "model" / "model.safetensors"), "final weights")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(),
+        dict(updates_per_step=2, trajectory_choice="random", question_draw="uniform", entropy_coef=0.01, max_per_question=2),
+        dict(algo="grpo", save_every=1, normalize_std=True),
+    ],
+    ids=["exgrpo", "random choices", "grpo"],
+)
+def test_four_steps_are_two_a_resume_and_two(tiny, tmp_path, settings):
+    common = dict(save_every=2, eval_every=2, log_samples=-1, lr=1e-2, start_threshold=-1.0, **{k: v for k, v in settings.items() if k != "save_every"})
+    whole = tiny_config(tmp_path / "whole", steps=4, **common)
+    train.train(whole)
+    half = tiny_config(tmp_path / "half", steps=2, **common)
+    train.train(half)
+    torch.manual_seed(999)  # what the process did in between must not matter
+    torch.rand(5)
+    assert train.main(["--resume", half.run, "--steps", "4"]) == 0
+    assert_same_end(Path(whole.run), Path(half.run))
+    rows = metrics(whole)
+    if whole.algo == "exgrpo":
+        assert rows[4]["replay/questions"] == 2 and rows[4]["buffer/trajectories"] > 4
+    config = json.loads((Path(half.run) / "config.json").read_text())
+    assert config["steps"] == 4 and config["resume"] == ""
+
+
+def test_a_crash_after_the_checkpoint_is_forgotten(tiny, tmp_path):
+    """The process dies in step 4, after step 3 was logged but not saved, in the middle of a line: the run goes on
+    from step 2 and equals one that was never interrupted."""
+    common = dict(save_every=2, eval_every=1, log_samples=2, lr=1e-2, start_threshold=-1.0)
+    whole, broken = (tiny_config(tmp_path / name, steps=4, **common) for name in ("whole", "broken"))
+    train.train(whole)
+
+    class Crash(Exception):
+        pass
+
+    original, calls = train.update_policy, 0
+
+    def crash(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise Crash
+        return original(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "update_policy", crash)
+        with pytest.raises(Crash):
+            train.train(broken)
+    with (Path(broken.run) / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "rew')
+    assert [row["step"] for row in metrics(broken)] == [0, 1, 2, 3]
+    assert train.main(["--resume", broken.run]) == 0
+    assert_same_end(Path(whole.run), Path(broken.run))
+
+
+def test_same_seed_same_run_and_watching_changes_nothing(tiny, tmp_path):
+    """More evaluations, more samples logged, more checkpoints: the same training, to the bit."""
+    common = dict(steps=3, lr=1e-2, start_threshold=-1.0)
+    first = tiny_config(tmp_path / "a", **common)
+    watched = tiny_config(tmp_path / "b", eval_every=1, eval_samples=2, log_samples=-1, save_every=1, **common)
+    other = tiny_config(tmp_path / "c", seed=1, **common)
+    for config in (first, watched, other):
+        train.train(config)
+    keep = lambda config: [{k: v for k, v in row.items() if not k.startswith("eval/")} for row in stable(metrics(config))[1:]]  # noqa: E731
+    assert keep(first) == keep(watched) != keep(other)
+    weights = [load_policy(f"{c.run}/model", device=torch.device("cpu")).model.state_dict() for c in (first, watched)]
+    assert_equal(*weights)
+
+
+def test_warm_up_cache_changes_nothing(tiny, tmp_path, capsys):
+    """A policy read from the cache leads to the same run as the one that was just made."""
+    common = dict(steps=2, warmup_steps=5, warmup_batch=4)
+    first, second = (tiny_config(tmp_path, run=str(tmp_path / name), **common) for name in ("a", "b"))
+    train.train(first)
+    assert "warmed-up policy from" not in capsys.readouterr().out
+    train.train(second)
+    assert "warmed-up policy from" in capsys.readouterr().out
+    assert stable(metrics(first)) == stable(metrics(second))
+    train.train(tiny_config(tmp_path, run=str(tmp_path / "c"), warmup_cache=False, **common))
+    train.train(tiny_config(tmp_path, run=str(tmp_path / "d"), **{**common, "warmup_steps": 6}))
+    assert "warmed-up policy from" not in capsys.readouterr().out
+
+
+def test_stop_request_saves_and_says_how_to_go_on(tiny, monkeypatch, tmp_path, capsys):
+    """SIGINT in the middle of step 2: the step is finished, saved, and the resumed run equals a whole one."""
+    before = signal.getsignal(signal.SIGINT)
+    common = dict(steps=4, lr=1e-2, start_threshold=-1.0, log_samples=1)
+    whole = tiny_config(tmp_path / "whole", save_every=4, **common)
+    train.train(whole)
+    original, calls = train.update_policy, 0
+
+    def interrupt(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            signal.raise_signal(signal.SIGINT)
+        return original(*args, **kwargs)
+
+    stopped = tiny_config(tmp_path / "stopped", **common)
+    monkeypatch.setattr(train, "update_policy", interrupt)
+    with train.StopRequest() as stop:
+        train.train(stopped, stop)
+    out = capsys.readouterr().out
+    assert "stopped after step 2" in out and f"python train.py --resume {stopped.run}" in out
+    assert signal.getsignal(signal.SIGINT) is before  # handed back
+    assert [p.name for p in (Path(stopped.run) / "checkpoints").iterdir()] == ["step-000002"]
+    assert not (Path(stopped.run) / "model").exists()
+    assert train.main(["--resume", stopped.run, "--save-every", "4"]) == 0
+    assert_same_end(Path(whole.run), Path(stopped.run))
+
+
+def test_stop_in_the_last_step_just_ends(tiny, tmp_path, capsys):
+    config = tiny_config(tmp_path, steps=1)
+    stop = train.StopRequest()
+    stop.requested = True
+    train.train(config, stop)
+    assert "held-out accuracy" in capsys.readouterr().out and (Path(config.run) / "model").is_dir()
+
+
+def run_script(folder: Path, *flags: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "train.py"), *flags], cwd=folder, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def test_sigterm_to_the_script(tmp_path):
+    """The real thing: a process that is told to end in mid-run leaves a checkpoint, a hint and exit code 0."""
+    process = run_script(
+        tmp_path, *"--run r --steps 100000 --warmup-steps 0 --toy-skill-steps 0 --toy-demonstrations 0".split(),
+        *"--toy-questions 30 --held-out 4 --eval-every 0".split(),
+    )
+    try:
+        for _ in range(600):
+            time.sleep(0.1)
+            if len(read_lines(tmp_path / "r" / "metrics.jsonl")) > 2:
+                break
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    last = read_lines(tmp_path / "r" / "metrics.jsonl")[-1]["step"]
+    assert f"stopped after step {last}" in out and "--resume r" in out and "Traceback" not in err
+    assert [p.name for p in (tmp_path / "r" / "checkpoints").iterdir()] == [f"step-{last:06d}"]
+
+
+def test_interrupt_during_warm_up_leaves_nothing_in_the_way(tiny, monkeypatch, tmp_path, capsys):
+    """One sentence, exit code 130, and the same command starts anew without --overwrite."""
+    warm_up, ready = toy.warm_up, False
+
+    def interrupted(policy: Any, examples: Any, *, on_step: Any, **settings: Any) -> None:
+        def step(number: int, loss: float) -> None:
+            if number == 3 and not ready:
+                signal.raise_signal(signal.SIGTERM)
+            on_step(number, loss)
+            assert number <= 3 or ready
+
+        warm_up(policy, examples, on_step=step, **settings)
+
+    monkeypatch.setattr(toy, "warm_up", interrupted)
+    flags = flags_of(tiny_config(tmp_path, steps=1, warmup_steps=6, warmup_batch=2))
+    assert train.main(flags) == 130
+    err = capsys.readouterr().err
+    assert "stopped during the warm-up" in err and "Traceback" not in err
+    ready = True
+    assert train.main(flags) == 0
+
+
+def test_a_folder_in_use_is_refused_and_free_again_afterwards(tiny, monkeypatch, tmp_path, capsys):
+    """A second process may neither resume nor replace a run that still goes on; an ended one, failed or not, lets go."""
+    config = tiny_config(tmp_path, save_every=1)
+    original, second = train.update_policy, []
+
+    def meanwhile(*args: Any, **kwargs: Any) -> Any:
+        if not second:
+            for flags in (["--resume", config.run, "--steps", "9"], [*flags_of(config), "--overwrite"]):
+                second.append(subprocess.run([sys.executable, str(ROOT / "train.py"), *flags], capture_output=True, text=True))
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(train, "update_policy", meanwhile)
+    assert train.main(flags_of(config)) == 0
+    for done in second:
+        assert done.returncode == 2 and "is being written by another process" in done.stderr and "Traceback" not in done.stderr
+    assert [row["step"] for row in metrics(config)] == [0, 1, 2, 3, 4]
+    assert train.main(["--resume", config.run, "--steps", "5"]) == 0
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(train, "update_policy", failing)
+    assert train.main(["--resume", config.run, "--steps", "6"]) == 2
+    monkeypatch.setattr(train, "update_policy", original)
+    assert train.main(["--resume", config.run, "--steps", "6"]) == 0
