@@ -68,7 +68,7 @@ class Arithmetic:
         return self.largest - self.smallest > 2.5 * NOISE
 
     def spend(self, cost: int) -> None:
-        self.budget[0] -= cost
+        self.budget[0] -= cost * max(1, self.digits // DIGITS)
         if self.budget[0] < 0:
             raise Undefined("too much work")
 
@@ -225,6 +225,9 @@ class Arithmetic:
             self.spend(1 + int(n) // 20)
             return Fraction(math.comb(int(n), int(k)) if k >= 0 else 0)
         return self.gamma(self.num(n) + 1) / (self.gamma(self.num(k) + 1) * self.gamma(self.num(n) - self.num(k) + 1))
+
+    def op_conj(self, a):
+        return a if isinstance(a, Fraction) else self.ctx.conj(a)
 
     def op_abs(self, a):
         return abs(a)

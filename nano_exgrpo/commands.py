@@ -18,10 +18,11 @@ from fractions import Fraction
 
 from nano_exgrpo.cursor import Cursor, ParseError
 from nano_exgrpo.tokens import FUNCTIONS
-from nano_exgrpo.tree import Node, Num, Op, Seq, Sym
+from nano_exgrpo.tree import Node, Num, Op, Seq, Sym, contents
 
 POSITIVE = Seq("tuple", [Num(Fraction(0)), Op("inf")])
 NEGATIVE = Seq("tuple", [Op("neg", (Op("inf"),)), Num(Fraction(0))])
+NONZERO = Op("setminus", (Op("reals"), Seq("set", [Num(Fraction(0))])))
 TRIGONOMETRIC = {"sin", "cos", "tan", "cot", "sec", "csc"}
 
 
@@ -42,11 +43,17 @@ class CommandParser(Cursor):
             return self.root()
         if name == "binom" or name in ("gcd", "lcm", "min", "max") and self.sign() in ("(", "{", r"\{"):
             return self.two_arguments(name)
-        if name in ("overline", "hat", "dot", "ddot", "tilde", "bar"):
+        if name == "overrightarrow":
+            vector = self.argument()                            # from A to B; over one letter it is layout, like \vec
+            return Sym(f"\\{name} {name_of(vector)}") if isinstance(vector, Op) else vector
+        if name in ("overline", "hat", "dot", "ddot", "tilde"):
             if self.token.kind == "name":                       # \ddot\theta(t): the accent is not on the call
                 self.at += 1
                 return self.call(Sym(f"\\{name} {self.tokens[self.at - 1].text}"))
-            return self.call(Sym(f"\\{name} {name_of(self.argument())}"))
+            under = self.argument()
+            if name == "overline" and "i" in contents(under)[1]:
+                return Op("conj", (under,))
+            return self.call(Sym(f"\\{name} {name_of(under)}"))
         if name == "angle":
             return self.angle()
         if name in ("sum", "prod", "int", "lim"):
@@ -70,12 +77,16 @@ class CommandParser(Cursor):
         return Sym("\\angle " + "".join(letters))
 
     def reals(self) -> Node:
-        """R, R^+, R_{+}, R^-."""
-        marks = "".join(token.text for token in self.tokens[self.at:self.at + 4])
-        for mark in ("^+", "_+", "^{+}", "_{+}", "^-", "_-", "^{-}", "_{-}"):
-            if marks.startswith(mark):
-                self.at += len(mark)
-                return NEGATIVE if "-" in mark else POSITIVE
+        """R, R^+, R_{+}, R^-, R_{>0}, R_{>=0}, R^*."""
+        if self.sign() not in ("^", "_"):
+            return Op("reals")
+        braced = self.tokens[self.at + 1].text == "{"
+        marks = [token.text for token in self.tokens[self.at + 1 + braced:]]
+        for found, *mark in ((POSITIVE, "+"), (NEGATIVE, "-"), (NONZERO, "*"), (POSITIVE, ">", "0"), (NEGATIVE, "<", "0"),
+                             (Seq("tuple", POSITIVE.items, "[)"), ">=", "0"), (NONZERO, "!=", "0")):
+            if marks[:len(mark)] == mark and (not braced or marks[len(mark)] == "}"):
+                self.at += 1 + len(mark) + 2 * braced
+                return found
         return Op("reals")
 
     def fraction(self) -> Node:

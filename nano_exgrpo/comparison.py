@@ -4,24 +4,29 @@ Equal are the same number (exactly where both are rational, else to 40 digits *r
 symbols, the same numbers at several random points. Points where a side has no value, or leaves the reals, are no
 evidence unless there is no other.
 
-Where values do not tell, sympy's canonical forms do (see `sympy_form`): where neither side has values, for sums and
-integrals in different variables, for numbers of such different size that 60 digits hide one (pi + 10^-50).
+Where numbers are of such different size that 60 digits hide one (pi + 10^-50), more are taken. Where values do not
+tell, sympy's canonical forms do (see `sympy_form`): where neither side has values, for sums and integrals in different
+variables. What neither tells is not equal.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
 
-from nano_exgrpo.arithmetic import NOISE, Undefined
-from nano_exgrpo.tree import (Node, Num, Op, Rel, Sym, children, contents, infinity, negative_base, symbols,
+from nano_exgrpo.arithmetic import DIGITS, NOISE, Undefined
+from nano_exgrpo.tree import (Node, Num, Op, Rel, Sym, children, contents, infinity, negative_base, rebuilt, symbols,
                               without_letter_unit)
 from nano_exgrpo.values import Evaluator, close, sample
 
 POINTS = 7                  # random points for expressions with symbols
 WHOLE_POINTS = 41           # whole numbers for expressions with floors: all from 1 to 41
+MAX_TURNS = 3               # numerals, and symbols, of which turning points are tried
 MAX_FORMS = 2               # comparisons of sympy forms in one verdict; one takes 1 to 80 milliseconds
 LITERAL_DIGITS = 12         # a decimal literal of so many right digits stands for the exact value
+MAX_DIGITS = 2_000          # in which numbers of very different size are compared
 STEPS = {"floor", "ceil", "mod"}
+TURNS = STEPS | {"abs", "min", "max", "sgn", "sqrt", "root", "gcd", "lcm", "binom"}     # ... at numbers that occur in them
+ANGLES = {"pi", "arcsin", "arccos", "arctan", "arccot", "arcsec", "arccsc"}      # they show that an angle is in radians
 WHOLE = STEPS | {"factorial", "factorial2", "binom", "sum", "prod", "gcd", "lcm"}   # mean little off the integers
 BIG = {"sum", "prod", "int", "lim"}
 OPAQUE = {"call", "sub", "int", "lim", "sum", "prod"}                              # have random values (see `values`)
@@ -30,6 +35,12 @@ OPAQUE = {"call", "sub", "int", "lim", "sum", "prod"}                           
 def difference(rel: Rel) -> Op:
     """Left side minus right side."""
     return Op("+", (rel.terms[0], Op("neg", (rel.terms[1],))))
+
+
+def in_radians(node: Node) -> Node:
+    """The tree with its degrees converted."""
+    head = "radians" if isinstance(node, Op) and node.head == "degree" else ""
+    return Op(head, node.args) if head else rebuilt(node, in_radians)
 
 
 def bound_variables(tree: Node) -> set[str]:
@@ -42,6 +53,26 @@ def bound_variables(tree: Node) -> set[str]:
         elif isinstance(body, Op) and body.args and isinstance(body.args[-1], Sym):
             names.add(body.args[-1].name)                       # dx
     return names
+
+
+def turning_points(*trees: Node) -> list[tuple[int, dict[str, Fraction]]]:
+    """Points at and beyond the numbers that occur in some trees, for one symbol at a time: where |x - 10| turns and
+    floor(n / 2024) steps, which random points of size one never see."""
+    names, heads = map(set.union, *map(contents, trees)) if len(trees) > 1 else contents(trees[0])
+    if not heads & TURNS:
+        return []
+    sizes = sorted({abs(v) for tree in trees for v in literals(tree) if 2 < abs(v) <= 10 ** 6}, reverse=True)[:MAX_TURNS]
+    if heads & WHOLE:
+        values = [v for size in sizes if size.denominator == 1 for v in (size, size + 1, 2 * size + 1)]
+    else:
+        values = [v for size in sizes for v in (size + 1, 3 * size, -size - 1, -3 * size)]
+    return [(at % POINTS, {name: value}) for name in sorted(names)[:MAX_TURNS] for at, value in enumerate(values)]
+
+
+def literals(tree: Node) -> list[Fraction]:
+    """The numerals in a tree."""
+    found = [value for child in children(tree) for value in literals(child)]
+    return [tree.value, *found] if isinstance(tree, Num) else found
 
 
 class Comparison:
@@ -72,8 +103,8 @@ class Comparison:
         if self.same_value(a, b):
             return True
         for x, y in ((a, b), (b, a)):
-            if isinstance(x, Op) and x.head == "degree" and "pi" in contents(y)[1] and "degree" not in contents(y)[1]:
-                return self.same_value(Op("radians", x.args), y)
+            if "degree" in contents(x)[1] and "degree" not in contents(y)[1] and contents(y)[1] & ANGLES:
+                return self.same_value(in_radians(x), y)
         stripped = without_letter_unit(b)
         if stripped is not None and not symbols(a):
             return self.same_value(a, stripped)
@@ -99,9 +130,8 @@ class Comparison:
         else:
             same, sure = self.constants(a, b)
         if sure:
-            return same
-        form = self.same_form(a, b)
-        return bool(same) if form is None else form
+            return bool(same)
+        return bool(self.same_form(a, b))
 
     def constants(self, a: Node, b: Node) -> tuple[bool, bool]:
         """(whether two constants are equal, whether that is sure)."""
@@ -111,8 +141,19 @@ class Comparison:
         except Undefined as error:
             return self.no(f"no value: {error}"), True
         if close(at, x, y, a, b):
-            return True, not at.may_hide_digits
+            same = self.shown(at, a, b) if at.may_hide_digits else True
+            return same, same is not None
         return self.literal(at, x, y, a, b), True
+
+    def shown(self, at: Evaluator, a: Node, b: Node) -> bool | None:
+        """Whether two values are equal in so many digits that the smallest number met shows beside the largest; None if
+        those would be too many."""
+        digits = DIGITS + (at.largest - at.smallest) * 3 // 10
+        if digits > MAX_DIGITS:
+            return None
+        finer = Evaluator(at.index, at.whole, self.budget, digits, dict(at.env))
+        x, y = finer.value(a), finer.value(b)
+        return abs(finer.num(x) - finer.num(y)) <= finer.ctx.mpf(2) ** at.smallest * finer.ctx.mpf(10) ** -NOISE
 
     def at_random_points(self, a: Node, b: Node, heads: set[str]) -> tuple[bool, bool]:
         """(whether two expressions are equal at random points, whether that is sure)."""
@@ -127,16 +168,21 @@ class Comparison:
         points = POINTS
         if whole and not heads & {"sum", "prod"}:
             points = WHOLE_POINTS if heads & STEPS else 2 * POINTS
-        for index in range(points):
-            if complex_allowed and index >= 4 and not whole:
-                break                                       # branch cuts: explicit i, positive symbols only
-            at = Evaluator(index, whole, self.budget)
+        if complex_allowed and not whole:
+            places = [(index, {}) for index in range(4)]        # branch cuts: explicit i, positive symbols only
+        else:
+            places = [*((index, {}) for index in range(points)), *turning_points(a, b)]
+        for index, env in places:
+            at = Evaluator(index, whole, self.budget, env=dict(env))
             (x, real_x), (y, real_y) = self.value(at, a), self.value(at, b)
             if x is None or y is None:
                 one_sided = one_sided or x is not y
                 continue
             same = close(at, x, y, a, b)
-            hidden = hidden or at.may_hide_digits
+            if same and at.may_hide_digits:
+                same = self.shown(at, a, b)
+                hidden = hidden or same is None
+                same = same is not False
             if one_absolute and real_x != real_y:               # ln|x| and ln x: an absolute value widens the domain
                 return False, True
             if complex_allowed or real_x and real_y:
@@ -186,8 +232,8 @@ class Comparison:
         if not names and not heads & OPAQUE:
             return None
         ratios = []
-        for index in range(POINTS):
-            at = Evaluator(index, bool(heads & WHOLE), self.budget)
+        for index, env in [*((index, {}) for index in range(POINTS)), *turning_points(*sides)]:
+            at = Evaluator(index, bool(heads & WHOLE), self.budget, env=dict(env))
             try:
                 top, bottom = at.value(sides[0]), at.value(sides[1])
                 if top == 0 or bottom == 0 or at.magnitude(top) < -3 * NOISE or at.magnitude(bottom) < -3 * NOISE:

@@ -19,9 +19,10 @@ from __future__ import annotations
 from nano_exgrpo.arithmetic import Undefined
 from nano_exgrpo.comparison import Comparison
 from nano_exgrpo.reals import FLIPPED, RealLine
-from nano_exgrpo.tree import (Based, Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, choose_signs, contents,
+from nano_exgrpo.tree import (Based, Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, Sym, choose_signs, contents,
                               count_signs, has_matrix, is_constant, is_label, is_word_label, matrix_rows,
                               same_function, show, substitute, symbols)
+from nano_exgrpo.units import DIMENSIONS
 
 BUDGET = 8_000              # work units of one verdict, some 5 microseconds each
 MAX_ITEMS = 64              # of a list or set
@@ -46,12 +47,16 @@ class Judge(Comparison):
 
     def equal(self, a: Node, b: Node) -> bool:
         """Whether `b` states the answer `a`."""
-        if isinstance(a, Op) and a.head == "where":              # one more condition than the gold answer's is fine
-            if not isinstance(b, Op) or b.head != "where" or a.args[1] != b.args[1]:
-                return self.no("the condition differs")
-            a = a.args[0]
-        b = b.args[0] if isinstance(b, Op) and b.head == "where" else b
+        (a, condition), (b, other) = map(self.conditional, (a, b))
+        if isinstance(condition, Rel) and isinstance(other, Rel):    # k pi, k in Z; n pi, n in Z
+            letters = [rel.terms[0].name if isinstance(rel.terms[0], Sym) else "" for rel in (condition, other)]
+            b = substitute(b, {letters[1]: Sym(letters[0])}) if all(letters) and letters[0] not in symbols(b) else b
+        elif isinstance(condition, Sym) and condition != other:      # one more than the gold answer's is fine
+            return self.no("the condition differs")
+        whole = a, b
         a, b = self.unwrapped(a), self.unwrapped(b)
+        if isinstance(a, Quantity) and isinstance(b, Rel) or isinstance(a, Rel) and isinstance(b, Quantity):
+            return self.relations(a, b)                          # a unit behind a label counts, too
         if isinstance(a, Quantity) or isinstance(b, Quantity):
             return self.quantities(a, b)
         if (contents(a)[1] | contents(b)[1]) & PLUS_MINUS:
@@ -59,11 +64,17 @@ class Judge(Comparison):
         if isinstance(a, Rel) and isinstance(b, Rel) and self.both_relations(a, b):
             return True
         if self.line.is_real_set(a) or self.line.is_real_set(b):
-            sets = self.line.real_set(a), self.line.real_set(b)
+            sets = [self.line.real_set(x) for x in (a, b)]
+            for at, (x, y) in enumerate(((whole[0], b), (whole[1], a))):
+                if isinstance(y, Op) and sets[at] is None:           # {3} against {2, 3} cap {3, 4}
+                    sets[at] = self.line.finite(x)
             if None not in sets:
                 return self.sets_equal(*sets) or self.no("they are different sets of real numbers")
         if isinstance(a, Rel) or isinstance(b, Rel):
             return self.relations(a, b)
+        builders = [isinstance(x, Op) and x.head == "builder" for x in (a, b)]
+        if any(builders):
+            return all(builders) and all(map(self.equal, a.args, b.args)) or self.no("different sets")
         if isinstance(a, Seq) or isinstance(b, Seq) or has_matrix(a) or has_matrix(b):
             return self.containers(a, b)
         if isinstance(a, Ratio) or isinstance(b, Ratio):
@@ -71,6 +82,10 @@ class Judge(Comparison):
         if isinstance(a, Based) or isinstance(b, Based):
             return a == b or self.no("numerals with a base are compared as written")
         return self.scalars(a, b)
+
+    def conditional(self, node: Node) -> tuple[Node, Node | None]:
+        """A node and the condition under which it holds, if it names one (see `latex.qualifier`)."""
+        return node.args if isinstance(node, Op) and node.head == "where" else (node, None)
 
     def unwrapped(self, node: Node) -> Node:
         """A container of one item is that item."""
@@ -84,8 +99,16 @@ class Judge(Comparison):
         (a, unit_a), (b, unit_b) = ((n.value, n.unit) if isinstance(n, Quantity) else (n, None) for n in (a, b))
         if unit_a and unit_b and unit_a.conflicts(unit_b):
             return self.no("the units conflict")
-        if unit_a and unit_b and unit_a.dims and unit_b.dims and unit_a.factor != unit_b.factor:
-            b = Op("*", (b, Num(unit_b.factor / unit_a.factor)))
+        for unit, x, y in ((unit_a, b, a), (unit_b, a, b)):
+            if unit and isinstance(x, Op) and x.head == "degree" and (unit.dims and unit.dims[0][0] in DIMENSIONS):
+                if unit.dims == (("radian", 1),):
+                    return self.scalars(Op("radians", x.args), y)
+                if unit.dims[0][0] not in ("celsius", "fahrenheit"):
+                    return self.no("an angle has another unit")
+        if isinstance(a, Ratio) and isinstance(b, Ratio) and {"am", "pm"} & {d for u in (unit_a, unit_b) if u for d, _ in u.dims}:
+            return a == b or self.no("different times")         # times of a day are not proportional
+        if unit_a and unit_b and (size := unit_a.converted(unit_b)) != 1:
+            b = Op("*", (b, Num(size)))
         return self.equal(a, b)
 
     # -- plus-minus: one value for each choice of signs
@@ -165,6 +188,8 @@ class Judge(Comparison):
                 if renamed:
                     captured = {x.name for x in renamed.values()} & (symbols(value_b) - set(renamed))    # f(m) = n
                     return not captured and self.equal(value_a, substitute(value_b, renamed))
+        if a.ops == b.ops == ["==", "mod"] and self.equal(a.terms[0], b.terms[0]) and self.equal(a.terms[2], b.terms[2]):
+            return self.congruent(a.terms[1], b.terms[1], a.terms[2])
         if a.ops == b.ops and len(a.terms) == len(b.terms) and all(map(self.equal, a.terms, b.terms)):
             return bool(set(a.ops) - {"="}) or self.is_equation(a)
         if [FLIPPED.get(op) for op in reversed(a.ops)] == b.ops and all(
@@ -178,6 +203,12 @@ class Judge(Comparison):
             if a.ops == b.ops == ["="] and self.cleared_of_fractions(a, b):
                 return True
         return self.no("the relations are not multiples of each other")
+
+    def congruent(self, x: Node, y: Node, modulus: Node) -> bool:
+        """Whether two remainders are the same one: 3 and 10 modulo 7."""
+        if all(is_constant(node) for node in (x, y, modulus)):
+            return self.scalars(Op("mod", (x, modulus)), Op("mod", (y, modulus)))
+        return self.equal(x, y)
 
     def is_equation(self, rel: Rel) -> bool:
         """Whether an equality says something: `0 = 0` and `y = y` do not."""
@@ -206,7 +237,11 @@ class Judge(Comparison):
         parts = [self.unlabel(rel) for rel in named.items]
         if len(parts) != len(entries.items) or any(label is None for label, _ in parts):
             return self.no("the named values are not the entries of the tuple")
-        orders = [[value for _, value in sorted(parts, key=lambda part: str(part[0]))], [value for _, value in parts]]
+        ordered = sorted(parts, key=lambda part: str(part[0]))
+        letters = [ord(label.name[0]) if isinstance(label, Sym) else 0 for label, _ in ordered]
+        orders = [[value for _, value in ordered]]
+        if letters != list(range(letters[0], letters[0] + len(letters))):      # x, y, z have an order of their own
+            orders.append([value for _, value in parts])
         for order in orders:
             pairs = zip(order, entries.items) if flip else zip(entries.items, order)
             if all(self.equal(x, y) for x, y in pairs):

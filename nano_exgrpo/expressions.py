@@ -77,6 +77,8 @@ class ExpressionParser(CommandParser):
             return not text.startswith("end") and text not in ("choose", "pmod", "bmod", "mod", "over")
         if text == "(" and (self.tokens[self.at + 1].text == "mod" or self.qualifier_ahead(self.at + 1)):
             return False
+        if text in ("(", "[") and self.unit_ahead():
+            return False
         if kind == "op":
             if text == "|":
                 return not self.bars
@@ -110,6 +112,8 @@ class ExpressionParser(CommandParser):
             elif exponent in TRANSPOSED and isinstance(base, Seq) and base.kind == "tuple":
                 base = transposed(base)
             else:
+                if isinstance(base, Sym) and self.sign() == "_":        # x^2_1 is x_1^2
+                    base = self.subscript(base)
                 base = Op("^", (base, exponent))
             base = self.suffixes(base)
         return base
@@ -144,6 +148,9 @@ class ExpressionParser(CommandParser):
             self.tokens[self.at:self.at + 1] = [Token("num", digits, Fraction(int(digits))) for digits in parts]
             self.at += 1
             return Num(Fraction(int(parts[0])))
+        if token.kind == "num":                                 # never the whole of a mixed number: 10^2\frac12
+            self.at += 1
+            return Num(token.value, token.digits)
         return self.nested(self.atom)
 
     def suffixes(self, node: Node) -> Node:
@@ -152,9 +159,9 @@ class ExpressionParser(CommandParser):
                 node = Op("factorial2" if self.accept("!") else "factorial", (node,))
             elif self.accept("%"):
                 node = Op("percent", (node,))
+            elif self.sign() == "deg" and self.tokens[self.at + 1].text in ("C", "F"):
+                return node                                     # a unit
             elif self.accept("deg"):
-                if self.token.kind in ("name", "roman") and self.token.text in ("C", "F"):
-                    self.at += 1
                 node = Op("degree", (node,))
             elif self.accept("'"):
                 node = self.call(self.marked(node, "'"))
@@ -175,7 +182,7 @@ class ExpressionParser(CommandParser):
             return Based(numeral.text, self.base())
         if not isinstance(node, Sym):
             raise ParseError("a subscript on something that is not a symbol")
-        if self.token.kind in ("text", "roman"):
+        if self.token.kind == "text":
             self.at += 1
             return self.call(Sym(f"{node.name}_{self.tokens[self.at - 1].text}"))
         start, words = self.at + 1, []
@@ -184,7 +191,7 @@ class ExpressionParser(CommandParser):
                     not words and self.sign() in ("+", "-", "*")):
                 words.append(self.token.text)
                 self.at += 1
-            single = self.at == start + 1 and self.tokens[start].kind in ("name", "num")
+            single = self.at == start + 1 and self.tokens[start].kind in ("name", "num", "roman")
             if words and not single and self.accept("}"):
                 return self.call(Sym(f"{node.name}_{''.join(words)}"))
             self.at = start - 1
@@ -192,6 +199,7 @@ class ExpressionParser(CommandParser):
 
     def base(self) -> str:
         braced = self.accept("{")
+        self.words("base")
         inner = braced and self.accept("(")
         token = self.token
         self.at += token.kind != "end"

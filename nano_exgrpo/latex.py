@@ -27,7 +27,7 @@ from nano_exgrpo.commands import NEGATIVE, POSITIVE
 from nano_exgrpo.cursor import MAX_TOKENS, ParseError
 from nano_exgrpo.expressions import ExpressionParser
 from nano_exgrpo.tokens import MAX_CHARS, Token, tokenize
-from nano_exgrpo.tree import Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, Sym, height
+from nano_exgrpo.tree import INEQUALITIES, Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, Sym, height
 from nano_exgrpo.units import Unit, parse_unit
 
 if TYPE_CHECKING:
@@ -35,11 +35,16 @@ if TYPE_CHECKING:
 
 MAX_HEIGHT = 80          # of the tree
 QUALIFIERS = {"for", "where", "with"}
-MULTIPLES = dict(hundred=100, thousand=1_000, million=10 ** 6, billion=10 ** 9, trillion=10 ** 12)
+MULTIPLES = dict(dozen=12, hundred=100, thousand=1_000, lakh=10 ** 5, million=10 ** 6, crore=10 ** 7, billion=10 ** 9,
+                 trillion=10 ** 12)
+MULTIPLES |= {f"{part}s": Fraction(1, n) for n, part in enumerate("third fourth fifth sixth seventh eighth ninth tenth".split(), 3)}
+MULTIPLES |= dict(halves=Fraction(1, 2), hundredths=Fraction(1, 100), thousandths=Fraction(1, 1000))
 RELATIONS = {"=", "<", ">", "<=", ">=", "!=", "~=", "==", "->", "=>", "in", "notin"}
+CURRENCIES = {"$", "€", "£", "¥", "usd", "eur", "rs", "inr"}
 ENDS = {"end", ",", ";", "and", "or", ")", "]", r"\}", "}", "&", "\\\\", "|"}
 MATRICES = set("pmatrix bmatrix vmatrix Bmatrix Vmatrix matrix smallmatrix array".split())
-ROWS = set("cases aligned align gathered".split())
+ROWS = set("cases aligned align gathered split".split())
+NEGATING = {"not", "wrong", "incorrect", "never", "except", "anything"}
 PHRASES = {
     **dict.fromkeys(["all real numbers", "all reals", "real numbers", "the real numbers", "the set of all reals",
                      "the set of all real numbers",
@@ -98,8 +103,10 @@ class Parser(ExpressionParser):
     def parse(self) -> Node:
         node = self.answer()
         condition = self.qualifier()
-        if condition:
-            node = Op("where", (node, Sym(condition)))
+        if isinstance(condition, Rel) and isinstance(node, Rel) and set(node.ops) & INEQUALITIES:
+            node = Op("builder", (condition, node))             # 1 < x < 4, x in Z: no interval
+        elif condition is not None:
+            node = Op("where", (node, condition))
         if self.token.kind != "end":
             raise ParseError(f"unread from {self.token.text!r} on")
         return node
@@ -127,22 +134,30 @@ class Parser(ExpressionParser):
             items = [item if isinstance(item, Rel) else Rel([first.terms[0], item], ["!="]) for item in items]
         return Seq("or" if "or" in seen else "list", items) if len(items) > 1 else items[0]
 
-    def qualifier(self) -> str:
-        """`for all n`, `, k in Z`, `(k in Z)` say where a formula holds and are left out; the text of a condition,
-        `where a > 0`, `with a odd`, is returned."""
+    def qualifier(self) -> Node | None:
+        """Where a formula holds: nothing for `for all n` and `, x in R`; `k in Z` as a relation; the words of other
+        conditions, `where a > 0`, `with a odd`. Raises ParseError where another value follows: `5 for n = 1, 6 for n = 2`."""
         while self.sign() == "," or self.sign() == "(":
             self.at += 1
         if self.token.text in QUALIFIERS and self.token.kind in ("text", "word"):
-            condition = "" if self.token.text == "for" else " ".join(token.text for token in self.tokens[self.at:])
+            word, *rest = self.tokens[self.at:]
+            texts = [token.text for token in rest]
+            values = [token for token, before in zip(rest[1:], texts) if token.kind == "num" and before in (",", ";", "or")]
+            if {*texts} & (QUALIFIERS | {"otherwise", "else"}) or values and not {*texts} & RELATIONS:
+                raise ParseError("several cases")
             self.at = len(self.tokens) - 1
-            return condition
+            return None if word.text == "for" else Sym(" ".join([word.text, *texts]))
         start = self.at
         while self.token.kind == "name" or self.sign() == ",":
             self.at += 1
-        if self.at > start and self.accept("in") and is_number_set(self.token):
+        names = [Sym(token.text) for token in self.tokens[start:self.at] if token.kind == "name"]
+        if names and self.accept("in") and is_number_set(self.token):
+            numbers = self.token.text
             self.at += 1
             self.accept(")")
-        return ""
+            if numbers != "reals":
+                return Rel([names[0] if len(names) == 1 else Seq("list", names), Sym(numbers)], ["in"])
+        return None
 
     def qualifier_ahead(self, at: int) -> bool:
         """Whether a qualifier starts at a token: a word for it, or `k in Z`."""
@@ -213,9 +228,10 @@ class Parser(ExpressionParser):
         if self.accept("..."):
             return Op("...")
         ahead = self.tokens[self.at + (self.sign() == "-")]
-        if ahead.kind == "text" and ahead.text in "$€£¥":       # $5, -$5
+        if ahead.kind == "text" and ahead.text in CURRENCIES:   # $5, -$5, Rs. 5
             negative = self.accept("-")
             self.at += 1
+            self.accept(".")
             value = self.multiple(self.sum())
             self.unit()                                         # $5 per hour
             return Quantity(Op("neg", (value,)) if negative else value, Unit.named(ahead.text))
@@ -230,7 +246,7 @@ class Parser(ExpressionParser):
         return Quantity(node, unit)
 
     def multiple(self, node: Node) -> Node:
-        """`1.5 million`, `3 hundred thousand`."""
+        """`1.5 million`, `3 hundred thousand`, `7 tenths`."""
         while self.token.text in MULTIPLES and self.words(self.token.text):
             node = Op("*", (node, Num(Fraction(MULTIPLES[self.tokens[self.at - 1].text]))))
         return node
@@ -249,11 +265,16 @@ class Parser(ExpressionParser):
         return None
 
     def unit(self) -> Unit | None:
-        """A unit that ends its clause; None, and nothing read, if what follows is not one."""
-        found = parse_unit(self.tokens, self.at)
+        """A unit that ends its clause, in brackets or not; None, and nothing read, if what follows is not one."""
+        bracket = {"(": ")", "[": "]"}.get(self.sign())         # 5 (cm)
+        found = parse_unit(self.tokens, self.at + bool(bracket))
         if found is None:
             return None
         unit, after = found
+        if bracket:                                             # but no factor: 5 (cm), not a (m)
+            if self.tokens[after].text != bracket or self.tokens[self.at - 1].kind != "num":
+                return None
+            after += 1
         token = self.tokens[after]
         if token.kind in ("end", "num") or token.text in ENDS | RELATIONS | QUALIFIERS:
             self.at = after
@@ -267,6 +288,8 @@ class Parser(ExpressionParser):
             words.append(self.token.text)
             self.at += 1
         phrase = " ".join(words)
+        if NEGATING & {*words}:
+            raise ParseError("a label that denies")
         if phrase in PHRASES:
             return PHRASES[phrase]
         if self.sign() not in ("=", ":", "~="):
@@ -307,8 +330,12 @@ class Parser(ExpressionParser):
         builder = self.accept("|", ":")
         if builder:
             self.bars += 1
-            node = self.answer()
+            element, node = node, self.answer()
             self.bars -= 1
+            if isinstance(element, Rel) and element.ops == ["in"] and element.terms[1] == Op("reals"):
+                element = element.terms[0]
+            if not isinstance(element, Sym):                     # {2x | x > 2}, {n in Z | n > 5}: no interval
+                node = Op("builder", (element, node))
         self.stop.pop()
         self.expect(r"\}")
         if builder:
@@ -318,6 +345,8 @@ class Parser(ExpressionParser):
     def environment(self, name: str) -> Node:
         if name not in MATRICES | ROWS:
             raise ParseError(f"unknown environment {name}")
+        if name in ROWS - {"cases"}:                            # x &= 5: the sign only aligns
+            self.tokens[self.at:] = [token for token in self.tokens[self.at:] if token.text != "&"]
         rows: list[list] = [[]]
         while self.command() != f"end {name}":
             if self.accept("\\\\"):

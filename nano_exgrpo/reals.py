@@ -12,12 +12,15 @@ from fractions import Fraction
 from functools import cmp_to_key
 
 from nano_exgrpo.arithmetic import Undefined
-from nano_exgrpo.tree import Node, Num, Op, Rel, Seq, Sym, infinity, is_constant, is_label, symbols
+from nano_exgrpo.tree import (INEQUALITIES, Node, Num, Op, Rel, Seq, Sym, absolute_values, contents, infinity, is_constant,
+                              is_label, replaced, symbols)
 from nano_exgrpo.values import Evaluator, close
 
 MAX_PIECES = 64
-INEQUALITIES = {"<", ">", "<=", ">=", "!="}
+
 FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "="}
+
+POLYNOMIAL = {"+", "*", "/", "^", "neg", "percent", "mixed"}      # where five values tell a quadratic polynomial
 
 Piece = tuple[Node | None, bool, Node | None, bool]
 
@@ -88,6 +91,13 @@ class RealLine:
                 return variable, both
         return variable, self.union([piece for _, pieces in parts for piece in pieces])
 
+    def finite(self, node: Node) -> tuple[None, list[Piece]] | None:
+        """The set of a constant, or of those in a list."""
+        items = node.items if isinstance(node, Seq) and node.kind in ("list", "set") else [node]
+        if not all(map(is_constant, items)) or len(items) > MAX_PIECES:
+            return None
+        return None, self.union([(item, True, item, True) for item in items])
+
     def point(self, node: Node) -> tuple[None, list[Piece]] | None:
         """The set of one number, written `{1}` without backslashes or as `except 1`."""
         return (None, [(node, True, node, True)]) if is_constant(node) else None
@@ -104,6 +114,9 @@ class RealLine:
             left, right, op = terms[0], terms[1], ops[0]
             if is_label(right) and not is_label(left) or not symbols(left):
                 left, right, op = right, left, FLIPPED[op]
+            if (bars := self.alone(left, right)) is not None and bars != left:      # 2|x + 4| - 6 < 0
+                isolated = self.isolate(*(replaced(side, bars, Sym("|")) for side in (left, right)))
+                return isolated and self.solution(Rel([bars, isolated[1]], [FLIPPED[op] if isolated[2] else op]))
             if isinstance(left, Op) and left.head == "abs" and symbols(left):
                 inner, minus = left.args[0], Op("neg", (right,))
                 if op in ("<", "<="):
@@ -139,6 +152,13 @@ class RealLine:
             return variable, self.intersection(left, right)      # 1 < x^2 < 9
         return None
 
+    def alone(self, left: Node, right: Node) -> Op | None:
+        """The only absolute value in an inequality, if no symbol stands outside of it."""
+        found = [node for side in (left, right) for node in absolute_values(side)]
+        if len(found) != 1 or symbols(right) or symbols(replaced(left, found[0], Num(Fraction(0)))):
+            return None
+        return found[0] if symbols(found[0]) else None
+
     def isolate(self, left: Node, right: Node) -> tuple[str, Node, bool] | None:
         """(x, c, whether the relation turns) for `left op right` as `x op c`; None if not linear in one symbol."""
         if is_label(left) and not (symbols(left) & symbols(right)):
@@ -155,6 +175,8 @@ class RealLine:
         if len(names) != 1 or not isinstance(left, Num | Sym | Op) or not isinstance(right, Num | Sym | Op):
             return None
         name = next(iter(names))
+        if not (contents(left)[1] | contents(right)[1]) <= POLYNOMIAL:
+            return None
         difference = Op("+", (left, Op("neg", (right,))))
         try:
             values = [Evaluator(0, False, self.budget, env={name: Fraction(x)}).value(difference)

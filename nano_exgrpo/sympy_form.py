@@ -31,13 +31,15 @@ MAX_BITS = 20_000           # of the rational numbers in a whole power
 MAX_ROOT_BITS = 300         # ... in an argument of a root or function, where sympy looks for factors
 MAX_TERMS = 40              # of an expansion
 MAX_POWER = 8               # ... of a sum
+MAX_SIMPLE = 4              # terms, and symbols, of an argument of functions that look for factors or signs
 DIGITS = 100                # to which a canonical difference may be computed
 
 _FUNCTIONS = {   # head: sympy's name
     **{name: name for name in "sin cos tan cot sec csc sinh cosh tanh coth sech csch exp arg factorial2".split()},
     **{"arc" + name: "a" + name for name in "sin cos tan cot sec csc sinh cosh tanh".split()},
-    "ln": "log", "log": "log", "abs": "Abs", "sgn": "sign", "min": "Min", "max": "Max", "floor": "floor",
+    "conj": "conjugate", "ln": "log", "log": "log", "abs": "Abs", "sgn": "sign", "min": "Min", "max": "Max", "floor": "floor",
     "ceil": "ceiling", "mod": "Mod", "factorial": "factorial", "binom": "binomial", "gcd": "gcd", "lcm": "lcm"}
+_SEARCHING = {"abs", "sgn", "arg", "min", "max", "mod", "floor", "ceil"}
 _WHOLE = {"factorial": 1_000, "factorial2": 1_000, "binom": 2_000, "gcd": math.inf,
           "lcm": math.inf}   # largest argument
 _RELATIONS = {"=": "Eq", "!=": "Ne", "<": "Lt", ">": "Gt", "<=": "Le", ">=": "Ge"}
@@ -200,9 +202,17 @@ class _Builder:
             if any(part.is_number and not part.is_Rational
                    for value in values for part in self.sympy.preorder_traversal(value)):
                 raise NoForm(f"{head} of an irrational number")
+        if head in _SEARCHING and not all(map(self.is_simple, values)):
+            raise NoForm(f"{head} of a long expression")
         if head in ("gcd", "lcm"):
             return self.sympy.Integer(getattr(math, head)(*map(int, values)))
         return getattr(self.sympy, _FUNCTIONS[head])(*values)
+
+    def is_simple(self, form: sympy.Expr) -> bool:
+        """Whether an expression is short and of low degree, so that sympy's search for common factors and signs in it is."""
+        powers = form.atoms(self.sympy.Pow)
+        return _terms(form) <= MAX_SIMPLE and len(form.free_symbols) <= MAX_SIMPLE and all(
+            not power.exp.is_Integer or abs(power.exp) <= MAX_POWER for power in powers)
 
     def opaque(self, head: str, name: Node | str, *args: Node | str) -> sympy.Expr:
         """f(x) is an applied function, x_1 a symbol, a_{n+1} an indexed one."""

@@ -13,7 +13,7 @@ Token kinds
     num    a numeral; `value` is its exact rational value, `text` its digits as written without separators
     name   one letter or a symbol command (`x`, `\\alpha`, `\\hbar`): a mathematical symbol
     word   a run of two or more bare letters (`ab`, `yes`, `cm`): the parser decides what it is
-    text   a word of a `\\text{...}`-like command, without its case if it is longer than one letter
+    text   a word of a `\\text{...}`-like command, in lower case if it is longer than one letter
     cmd    a known command or function (`frac`, `sqrt`, `sin`, `pi`, `begin`)
     op     a sign: + - * / ^ _ ( ) [ ] { } | , ; : = < > <= >= != ~= -> in cup cap setminus % deg ' ! pm mp ...
     bad    anything unknown
@@ -36,6 +36,7 @@ class Token(NamedTuple):
     text: str
     value: Fraction | None = None   # of numerals
     digits: int = 0                 # significant digits of a decimal literal, 0 for integers
+    written: str = ""               # of a "text" token: the word with its case
 
 
 # ---------------------------------------------------------------------------------------------- unicode -> LaTeX
@@ -122,10 +123,10 @@ _SYMBOLS = {*_GREEK_NAMES, *(n.capitalize() for n in _GREEK_NAMES), "hbar", "ell
 FUNCTIONS = set("sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch "
                 "arcsinh arccosh "
                 "arctanh ln log lg exp sqrt cbrt min max gcd lcm det factorial binom floor ceil abs sgn arg".split())
-_COMMANDS = FUNCTIONS | set("pi infty emptyset frac overline hat dot ddot tilde bar sum prod int lim angle choose "
+_COMMANDS = FUNCTIONS | set("pi infty emptyset frac overline overrightarrow hat dot ddot tilde sum prod int lim angle choose "
                             "pmod bmod mod over reals".split())
 _ALIASES = _table(
-    frac="dfrac tfrac cfrac", binom="dbinom tbinom", emptyset="varnothing", overline="overbar", hat="widehat",
+    frac="dfrac tfrac cfrac nicefrac sfrac", binom="dbinom tbinom", emptyset="varnothing", overline="overbar bar", hat="widehat",
     tilde="widetilde", csc="cosec", cot="ctg", tan="tg", arctan="arctg atan", arcsin="asin", arccos="acos",
     arcsinh="asinh arsinh", arccosh="acosh arcosh", arctanh="atanh artanh", infty="infinity inf oo", int="iint oint",
     sgn="sign", ceil="ceiling", lim="limit", angle="measuredangle", epsilon="varepsilon", phi="varphi",
@@ -139,12 +140,12 @@ _NEVER_INSIDE = set("oo inf min max arg sign det abs lg tg".split())
 _INSIDE = re.compile("|".join(sorted(set(_BARE) - _NEVER_INSIDE, key=len, reverse=True)))
 _LAYOUT = set("displaystyle textstyle scriptstyle left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl "
               "biggr Biggl Biggr limits nolimits mathbf boldsymbol bm mathit mathsf mathcal mathscr mathfrak "
-              "mathnormal vec overrightarrow underline ensuremath mathop pmb Large large small bf it rm sf bold "
+              "mathnormal vec underline ensuremath mathop pmb Large large small bf it rm sf bold "
               "boldmath mathord mathrel mathbin mathopen mathclose therefore because nonumber notag hfill hline "
               "centering boxed fbox framebox quad qquad enspace thinspace medspace thickspace negthinspace "
-              "nobreakspace".split()) | set("()[],;:!> \n\t~")
+              "nobreakspace checkmark".split()) | set("()[],;:!> \n\t~")
 _DROP_WITH_ARGUMENT = set("color textcolor colorbox fcolorbox tag label phantom hphantom vphantom hspace vspace "
-                          "mspace hskip".split())
+                          "mspace hskip leftroot uproot".split())
 _TEXT = set("text textbf textit textrm textsf texttt textnormal textup mbox hbox emph operatorname mathrm mathtt "
             "textsc".split())
 
@@ -152,7 +153,8 @@ _TEXT = set("text textbf textit textrm textsf texttt textnormal textup mbox hbox
 
 _THIN = r"\{,\}|,\\!\s*|\\,"                                     # thousands marks that cannot separate two numbers
 _DIGITS = rf"(?:\d{{1,3}}(?:(?:{_THIN}|,|\\[;:]|\\?[ ]|~)\d{{3}})+(?!\d)(?!\s*/)|\d+)"
-_DIGITS_LIST = rf"(?:\d{{1,3}}(?:(?:{_THIN})\d{{3}})+(?!\d)|\d+)"
+_DIGITS_LIST = (rf"(?:\d{{1,3}}(?:(?:{_THIN})\d{{3}})+(?!\d)"
+                r"|\d{1,3}(?=(?:,\d{3})*,0\d\d(?!\d))(?:,\d{3})+(?!\d)|\d+)")   # 1,050 is one number: no list says 050
 AMBIGUOUS_COMMA = re.compile(r"(?<!\d)\d{1,3}(?:,\d{3})+(?!\d)")   # 1,234: one number or two
 
 
@@ -163,7 +165,7 @@ def _numeral(digits: str) -> re.Pattern[str]:
                                      | \((?P<over2>\d+)\)(?=\s*$) )
           | \.(?P<head2>\d{{0,6}}?) (?P<block>\d{{1,6}}?)(?P=block)+ \s*(?:\\[lc]?dots|\.\.\.+)
           | (?P<decimals>\.\d*) )?
-        (?:[eE](?P<exponent>[+-]?\d{{1,9}})(?![\d.]))?""", re.VERBOSE)
+        (?:[eE](?P<exponent>[+-]?\d{{1,9}})(?!\d|\.\d))?""", re.VERBOSE)
 
 
 _NUMERAL, _NUMERAL_LIST = _numeral(_DIGITS), _numeral(_DIGITS_LIST)
@@ -173,6 +175,7 @@ _LETTERS = re.compile(r"[A-Za-z]+")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _OPEN = re.compile(r"\s*(?:\[[^\]]*\]\s*)?\{")
 _SKIP = re.compile(r"[\s~$`\"]+")
+_BARE_LETTER = re.compile(r"\s+([A-Za-z])(?![A-Za-z])")
 _BLACKBOARD = re.compile(r"\s*\{?\s*([A-Z])\s*\}?")
 _NEGATED = re.compile(r"\s*(=|\\in\b)")
 _ROW_SPACE = re.compile(r"\s*\[\s*-?[\d.]+\s*[a-z]{2}\s*\]")
@@ -283,7 +286,7 @@ class _Lexer:
             letter = self.step(_BLACKBOARD)
             self.out.append(Token("bad", name) if letter is None else _command("reals") if letter[1] == "R" else
                             Token("name", f"\\mathbb{letter[1]}"))
-        elif name == "\\":
+        elif name in ("\\", "cr"):
             self.step(_ROW_SPACE)
             self.add("op", "\\\\")
         elif name == "not":
@@ -297,14 +300,15 @@ class _Lexer:
 
     def read_text(self, command: str) -> None:
         """The argument of `\\text`: words are words, numbers and signs what they are, single letters `roman`."""
-        content = self.argument()
+        bare = self.step(_BARE_LETTER)                           # \mathrm B
+        content = bare[1] if bare else self.argument()
         if content is None or self.depth == MAX_TEXT_DEPTH:
             return self.add("bad", command)
         if command == "operatorname" and _BARE.get(content.strip()) in FUNCTIONS:
             return self.out.append(_command(_BARE[content.strip()]))
         for token in _Lexer(content.replace("~", " "), self.lists, self.depth + 1).run():
             if token.kind == "word" or token.kind == "cmd" and token.text in ("min", "max", "sec", "det", "sgn"):
-                token = Token("text", token.text.lower())
+                token = Token("text", token.text.lower(), written=token.text)
             elif token.kind == "name" and token.text.isalpha() and token.text not in "eid":
                 token = Token("roman", token.text)               # \mathrm{m}: metre or m, the parser decides
             self.out.append(token)
@@ -337,6 +341,8 @@ _ANSWER_PREFIX = re.compile(r"\s*(\\text(?:bf)?\s*\{)?\s*(?:the\s+)?(?:final\s+|
                             r"answer\s*(?:is\b|:|=)+\s*:?\s*", re.IGNORECASE)
 _MERIDIEM = re.compile(r"\b([ap])\.\s?m\b\.?", re.IGNORECASE)
 _TIMES = re.compile(r"(\d)\s*x\s*(10\s*\^)")                    # 3 x 10^8
+_DOLLARS = re.compile(r"\bUS\s?(?=\\?\$)")                     # US$5
+_POINT = re.compile(r"(?<=\d)\{([.:])\}(?=\d)")              # 1{.}5, 9{:}05
 _QUOTED = re.compile(r"(\*\*|'|\*|__|_)([^*'_]+)\1")
 _WORD_SIGNS = {**dict.fromkeys(("percent", "percents", "percentage", "pct"), "%"),
                **dict.fromkeys(("degree", "degrees"), "deg"),
@@ -353,7 +359,8 @@ def tokenize(text: str, lists: bool = False) -> list[Token]:
     text = to_ascii(text).strip()
     if (prefix := _ANSWER_PREFIX.match(text)) and prefix.end() < len(text):
         text = (prefix[1] or "") + text[prefix.end():]
-    text = _TIMES.sub(r"\1*\2", _MERIDIEM.sub(r"\1m", text)).replace("{.}", ".")
+    text = _TIMES.sub(r"\1*\2", _MERIDIEM.sub(r"\1m", text))
+    text = _POINT.sub(r"\1", _DOLLARS.sub("", text))
     if quoted := _QUOTED.fullmatch(text):
         text = quoted[2]
     tokens: list[Token] = []
@@ -370,6 +377,9 @@ def tokenize(text: str, lists: bool = False) -> list[Token]:
                 token = Token("op", "deg")
         elif closes and token.text == "}":
             closes = False
+            continue
+        elif token.text == "}" and tokens and tokens[-1].text == "{" and token.kind == tokens[-1].kind == "op":
+            tokens.pop()                                          # x^2{}y
             continue
         tokens.append(token)
     while tokens and tokens[-1].text in (".", ",", ";"):

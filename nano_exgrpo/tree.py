@@ -84,6 +84,7 @@ class Ratio:
     parts: list
 
 
+INEQUALITIES = {"<", ">", "<=", ">=", "!="}
 TRANSPOSED = (Sym("T"), Sym("\\top"))      # exponents
 Node = Num | Sym | Op | Seq | Rel | Matrix | Quantity | Based | Ratio
 
@@ -187,6 +188,18 @@ def substitute(node: Node, values: dict[str, Node]) -> Node:
     return rebuilt(node, lambda child: substitute(child, values))
 
 
+def absolute_values(node: Node) -> list[Op]:
+    """The outermost absolute values in a tree."""
+    if isinstance(node, Op) and node.head == "abs":
+        return [node]
+    return [found for child in children(node) for found in absolute_values(child)]
+
+
+def replaced(node: Node, old: Node, new: Node) -> Node:
+    """The tree with one of its nodes replaced."""
+    return new if node is old else rebuilt(node, lambda child: replaced(child, old, new))
+
+
 def choose_signs(node: Node, signs: list[int], together: bool) -> Node:
     """The tree with its plus-minus signs chosen: in order from `signs`, or all alike (minus-plus: opposite)."""
     if isinstance(node, Op) and node.head in ("pm", "mp"):
@@ -270,6 +283,8 @@ def without_letter_unit(node: Node) -> Node | None:
     """`5` of `5m`, `5 m^2`, `5 m/s`: a numeral times letters that are units; None for all else."""
     if isinstance(node, Op) and node.head in ("*", "/"):
         value, *units = node.args
+        if node.head == "/" and isinstance(value, Num):         # 8/m is no 8
+            return None
         for unit in units:
             if isinstance(unit, Op) and unit.head == "^" and isinstance(unit.args[1], Num):
                 unit = unit.args[0]
@@ -313,4 +328,6 @@ def matrix_rows(node: Node) -> list[list] | None:
                     for row in matrices[0]]
     if head == "^" and parts[0] and args[1] in TRANSPOSED:
         return [list(column) for column in zip(*parts[0])]
+    if head == "^" and parts[0] and isinstance(args[1], Num) and 2 <= args[1].value <= 4 and len(parts[0]) <= 3:
+        return matrix_rows(Op("*", (args[0], Op("^", (args[0], Num(args[1].value - 1))) if args[1].value > 2 else args[0])))
     return None

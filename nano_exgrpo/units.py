@@ -2,7 +2,8 @@
 
 The policy that they serve: a unit dropped or added is fine, a conflicting unit is not. So a unit is a product of
 powers of dimensions and a factor to the dimension's base (90 minutes is 1.5 hours, but not 90 hours); words that
-are no known unit ("apples") are a dimension of their own, and "units" is no dimension at all.
+are no known unit ("apples") are a dimension of their own. "units" is no dimension at all, but square units are no
+cubic ones.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ radian 1 rad radian radians
 speed 1397/3125 mph
 speed 5/18 kph kmh
 hertz 1 hz Hz hertz
-hertz 1000 khz kHz
-hertz 1000000 mhz MHz
+hertz 1000 khz
+hertz 1000000 mhz
 newton 1 N newton newtons
 joule 1 J joule joules
-joule 1000 kJ kj kilojoule kilojoules
+joule 1000 kj kilojoule kilojoules
 watt 1 W watt watts
-watt 1000 kW kw kilowatt kilowatts
+watt 1000 kw kilowatt kilowatts
 volt 1 V volt volts
 ampere 1 A amp amps ampere amperes
 pascal 1 pa Pa pascal pascals
@@ -66,25 +67,32 @@ kelvin 1 K kelvin kelvins
 celsius 1 celsius
 fahrenheit 1 fahrenheit
 mole 1 mol mole moles
-electronvolt 1 eV ev
+electronvolt 1 eV ev electronvolt electronvolts
 erg 1 erg ergs
 ohm 1 ohm ohms
 am 1 am AM
 pm 1 pm PM
+rupee 1 rs rupee rupees inr
+any 1 units unit
 """
 _ROWS = [row.split() for row in _TABLE.strip().splitlines()]
 NAMED = {name: (dimension, Fraction(size)) for dimension, size, *names in _ROWS for name in names}
 NAMED["\\mu"] = ("micro", Fraction(1, 10 ** 6))
+_PREFIXES = {"n": -9, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12}
+for _prefix, _power in _PREFIXES.items():                       # 3 MW, 3 mW: with their case
+    for _symbol in ("g", "Hz", "N", "J", "W", "V", "A", "Pa", "eV", "mol"):
+        NAMED.setdefault(_prefix + _symbol, (NAMED[_symbol][0], NAMED[_symbol][1] * Fraction(10) ** _power))
 _DERIVED = {"volume": (("length", 3),), "speed": (("length", 1), ("time", -1)), "micro": ()}
-_DIMENSIONS = {dimension for dimension, _ in NAMED.values()}
+DIMENSIONS = {dimension for dimension, _ in NAMED.values()}
 SINGLE_LETTERS = {name for name in NAMED if len(name) == 1 and name.isalpha()} | {"\\Omega"}
-NEUTRAL = {"unit", "units", "st", "nd", "rd", "th", "total", "approximately", "approx", "only"}
+NEUTRAL = {"st", "nd", "rd", "th", "total", "approximately", "approx", "only"}
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3, "cu": 3}
 # Words that turn a number into a claim about it; a number they follow is not simply that number with a unit.
 _NOT_UNITS = set("is are was not or and if but to than then between least most more less about where when which "
                  "that true false wrong incorrect correct right answer answers given unknown such with either "
                  "neither some any maybe "
-                 "ignore reference response score no yes none for times plus minus because since so mod".split())
+                 "ignore reference response score no yes none for times plus minus because since so mod "
+                 "except excluded excluding without fails cannot never isn doesn rejected impossible below".split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +113,17 @@ class Unit:
         """
         if not self.dims or not other.dims:
             return False
-        known = [[dim for dim in unit.dims if dim[0] in _DIMENSIONS] for unit in (self, other)]
+        known = [[("length" if name == "any" else name, power) for name, power in unit.dims if name in DIMENSIONS]
+                 for unit in (self, other)]                     # square units are cm^2, not cm^3
         mine, theirs = (
-            {word for name, _ in unit.dims if name not in _DIMENSIONS for word in name.split()}
+            {word for name, _ in unit.dims if name not in DIMENSIONS for word in name.split()}
             for unit in (self, other))
         return known[0] != known[1] or not (mine <= theirs or theirs <= mine)
+
+    def converted(self, other: Unit) -> Fraction:
+        """The number of these units in one of the others, of the same dimensions."""
+        sizeless = not self.dims or not other.dims or "any" in dict(self.dims + other.dims)
+        return Fraction(1) if sizeless else other.factor / self.factor
 
 
 def _product(powers: list[tuple[str, int]]) -> Unit:
@@ -131,8 +145,12 @@ def parse_unit(tokens: list[Token], at: int) -> tuple[Unit, int] | None:
     start, sign, next_power = at, 1, 1
     after_number = tokens[at - 1].kind in ("num", "text") or tokens[at - 1].text in ("}", ")", "!")
     while len(powers) + len(unknown) < 7:
-        kind, name, *_ = tokens[at]
-        unit = name if name in NAMED else name.lower()
+        kind, name, *_, written = tokens[at]
+        unit = written if written in NAMED else name if name in NAMED else name.lower()
+        if name == "deg" and tokens[at + 1].text in ("C", "F"):
+            powers.append(({"C": "celsius", "F": "fahrenheit"}[tokens[at + 1].text], 1))
+            at += 2
+            continue
         if kind == "name":
             if name == "\\mu" and tokens[at + 1].kind == "roman":  # micro
                 unit = name
@@ -156,10 +174,18 @@ def parse_unit(tokens: list[Token], at: int) -> tuple[Unit, int] | None:
             sign = -1
         elif unit in ("squared", "cubed") and powers:
             powers[-1] = (powers[-1][0], powers[-1][1] * _POWERS[unit])
+        elif unit in ("squared", "cubed"):                      # "3 squared" is no 3
+            at -= 1
+            break
         elif unit in _POWERS:
             next_power = _POWERS[unit]
         elif unit in NEUTRAL:
-            at, _ = _exponent(tokens, at)
+            pass
+        elif unit in ("unit", "units"):
+            at, power = _exponent(tokens, at)
+            if next_power * power != 1:
+                powers.append((unit, sign * next_power * power))
+            next_power = 1
         elif unit in NAMED and (kind != "word" or after_number or powers):
             at, power = _exponent(tokens, at)
             powers.append((unit, sign * next_power * power))

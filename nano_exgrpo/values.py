@@ -17,7 +17,7 @@ from nano_exgrpo.arithmetic import DIGITS, NOISE, Arithmetic, Undefined
 from nano_exgrpo.expressions import CALLED
 from nano_exgrpo.tree import Matrix, Node, Num, Op, Rel, Seq, Sym
 
-MAX_TERMS = 120             # of a sum or product that is written out
+MAX_TERMS = 1_000            # of a sum or product that is written out
 NAMES = {"+": "add", "*": "mul", "/": "div", "^": "pow"}
 
 

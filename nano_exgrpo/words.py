@@ -1,6 +1,6 @@
 """Answers in words, for the answer checker: the same words and signs in the same order are the same answer.
 
-Symbols are case-sensitive, words are not.
+Symbols are case-sensitive, words are not: `YES` is `yes`, but `CO` is not `Co`, nor `Aa` `aa`.
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ _SAME = {
 def words(tokens: list[Token]) -> tuple[str, ...]:
     """The tokens as strings, words in lower case."""
     out = []
-    for at, (kind, text, *_) in enumerate(tokens):
+    for at, (kind, text, _, _, written) in enumerate(tokens):
         if text in ("an", "the") and kind in ("text", "word") or (
                 text == "a" and kind == "roman" and tokens[at + 1].kind == "text"):
             continue                                            # "a parabola"
-        if kind == "word" and looks_like_word(text) or kind in ("text", "op", "cmd"):
+        if kind in ("word", "text") and looks_like_word(written or text):
             text = text.lower()
+        elif kind == "text":
+            text = written or text
         if kind != "end":
             out.append(text)
     return tuple(out)
 
 
 def looks_like_word(run: str) -> bool:
-    """Whether bare letters are a word and not a product of symbols: `Yes`, `even`, not `Nn`, `abC`."""
-    return run.lower() in ("no", "yes", "true", "false", "none") or (
-        len(run) > 2 and run[1:].islower() and any(c in "aeiouy" for c in run.lower()))
+    """Whether letters are a word and not a product of symbols: `Yes`, `even`, `DNE`, not `Nn`, `abC`, `MW`."""
+    return run.lower() in ("no", "yes", "true", "false", "none", "am", "pm") or (
+        len(run) > 2 and (run[1:].islower() or run.isupper()) and any(c in "aeiouy" for c in run.lower()))
 
 
 def same_words(gold: list[Token], answer: list[Token]) -> bool:

@@ -73,7 +73,28 @@ EQUAL = [
     # where sympy's canonical form decides
     (r"\int_0^1 x^2 dx", r"\int_0^1 t^2\,dt"), (r"\sum_{k=1}^\infty\frac1{k^2}", r"\sum_{n=1}^\infty\frac{1}{n^2}"),
     (r"\sqrt2+10^{-50}", r"10^{-50}+\sqrt2"), (r"10^{50}+\sqrt8", r"2\sqrt2+10^{50}"), (r"\ln(x^2)", r"2\ln|x|"),
-    ("6", r"\sum_{i=0}^{3} i"),
+    ("6", r"\sum_{i=0}^{3} i"), ("500500", r"\sum_{k=1}^{1000} k"),
+    # an unbraced argument is one token; mixed numbers stay whole
+    ("50", r"10^2\frac12"), ("-3", r"\log_2\frac18"), (r"\frac16", r"\frac12\frac13"), (r"\frac{\sqrt3}2", r"\sqrt3\frac12"),
+    ("10^{5/2}", r"10^{2\frac12}"),
+    # units behind labels, in brackets, with prefixes; degrees and radians; multiples
+    (r"2\text{ m}", r"x=200\text{ cm}"), (r"12\text{ cm}", r"12\text{ cm}=0.12\text{ m}"), (r"x=12\text{ cm}", "12"),
+    ("5", r"5\ (\text{cm})"), (r"5\text{ m/s}", r"5\ [\text{m/s}]"), (r"5\text{ kN}", r"5000\text{ N}"),
+    (r"3\text{ mA}", r"0.003\text{ A}"), (r"5\text{ Meters}", r"5\text{ meters}"), (r"45^\circ", r"\frac\pi4\text{ radians}"),
+    (r"90^\circ-\frac\alpha2", r"\frac\pi2-\frac\alpha2"), (r"25^\circ\text{C}", "25"), (r"25^\circ C", r"25\text{ degrees Celsius}"),
+    ("24", r"2\text{ dozen}"), (r"\frac23", r"2\text{ thirds}"), (r"20\text{ square units}", r"20\text{ cm}^2"), ("500", r"\text{Rs. }500"),
+    # subscripts however written; scripts in either order
+    ("k_BT", r"k_{\mathrm B}T"), ("v_f", r"v_{\text{f}}"), ("x_1^2", "x^2_1"), ("a_n^{-1}", "a^{-1}_n"),
+    # sets: builders, finite ones, named integers, congruences, inequalities around an absolute value
+    (r"(2,\infty)", r"\{x\in\mathbb{R}\mid x>2\}"), (r"\{n\in\mathbb{Z}:n>5\}", r"n>5, n\in\mathbb{Z}"),
+    (r"\{2,3\}\cap\{3,4\}", r"\{3\}"), ("3,4,5", r"\{3\}\cup\{4\}\cup\{5\}"), (r"[0,\infty)", r"\mathbb R_{\ge0}"),
+    (r"x=k\pi, k\in\mathbb{Z}", r"x=n\pi\ (n\in\mathbb{Z})"), (r"x\equiv3\pmod7", r"x\equiv-4\pmod7"), ("(-10,2)", "2|x+4|<12"),
+    (r"\mathbb{R}\setminus\{1\}", r"\text{all real numbers except }1"),
+    # layout and spellings
+    ("5", r"\begin{aligned} x &= 5 \end{aligned}"), ("x=1,y=2", r"\begin{aligned}x&=1\\y&=2\end{aligned}"), (r"\frac12", r"\nicefrac12"),
+    ("x^2y", "x^2{}y"), (r"\bar z", r"\overline z"), ("1-2i", r"\overline{1+2i}"), ("25000", "2.5e4."), ("44_5", r"44_{\text{base }5}"),
+    (r"9:05\text{ a.m.}", r"9{:}05\text{ AM}"), (r"\begin{pmatrix}2&1\\1&1\end{pmatrix}", r"\begin{pmatrix}1&1\\1&0\end{pmatrix}^2"),
+    ("|x-10|", "|10-x|"), (r"\sqrt{(x-5)^2}", "|x-5|"), (r"\text{YES}", r"\text{yes}"), ("(5,1)", "m=5, k=1"),
 ]
 ONE_WAY = [     # what an answer may add, a gold answer asks for
     ("B", r"\textbf{(B) }12"), ("12", r"\textbf{(B) }12"), ("1000.99", "1,000.99m²"),
@@ -118,6 +139,30 @@ DIFFERENT = [
     (r"\int_0^1 x^2 dx", r"\int_0^1 t^3\,dt"), (r"\sum_{k=1}^\infty\frac1{k^2}", r"\sum_{n=2}^\infty\frac{1}{n^2}"),
     (r"\sqrt2", r"\sqrt2+10^{-50}"), (r"\pi", r"\pi+10^{-1000}"), (r"\sqrt2", r"\sqrt2+e^{-200}"),
     (r"10^{50}+\pi", "10^{50}+3"), ("1", "e^{10^{-60}}"), (r"\sqrt x", r"\sqrt x+10^{-50}"),
+    # an unbraced argument is one token
+    ("10^{5/2}", r"10^2\frac12"), (r"\frac37", r"\frac12\frac13"), (r"\sqrt{\frac72}", r"\sqrt3\frac12"),
+    # units behind labels, of other case or power, of temperature; words that are none
+    (r"12\text{ cm}", r"x=12\text{ m}"), (r"10\text{ m/s}", r"v=10\text{ km/h}"), (r"\$5", r"x=5\text{ cents}"),
+    (r"4\text{ cm}, 5\text{ cm}", r"a=4\text{ m}, b=5\text{ m}"), (r"3\text{ MW}", r"3\text{ mW}"), (r"2\text{ Mg}", r"2\text{ mg}"),
+    (r"25^\circ C", r"25^\circ F"), (r"25^\circ\text{C}", r"25\text{ K}"), (r"30\text{ degrees}", r"30\text{ rad}"), (r"45^\circ", r"45\text{ cm}"),
+    (r"36\text{ square units}", r"36\text{ cubic units}"), (r"20\text{ square units}", r"20\text{ cm}^3"), (r"20\text{ square units}", r"20\text{ kg}"),
+    ("12", r"12\text{ dozen}"), ("2", r"2\text{ thirds}"), ("3", r"3\text{ squared}"), ("31", r"31\text{ excluded}"), ("8", r"\frac8m"),
+    # times, thousands, names: not proportional, not lists, in their order
+    (r"4:30\text{ PM}", r"2:15\text{ PM}"), (r"10:30\text{ AM}", "1:3"), ("1,000", "1, 0"), ("12,007", "7,12"), (r"1,000", r"\{0,1\}"),
+    ("1,000, 2,000", "1, 0, 2, 0"), ("(15,-29)", "y=15, x=-29"), ("(2,3)", "b=2, a=3"),
+    # several cases, denials, words by their case
+    ("5", r"5\text{ for }n=1, 6\text{ for }n=2"), ("31", r"31\text{ for sure, or }32"), ("f(x)=x", r"f(x)=x\text{ for }x\ge0, f(x)=-x\text{ for }x<0"),
+    ("31", r"\text{not} = 31"), ("31", r"\text{The answer is not: } 31"), (r"\text{AaBb}", r"\text{aabb}"), (r"\mathrm{CO}", r"\mathrm{Co}"),
+    # sets that are no intervals; other congruences and integers; other subscripts and arrows
+    (r"\{2k\mid k\in\mathbb{Z}\}", r"\{2k+1\mid k\in\mathbb{Z}\}"), (r"(2,\infty)", r"\{2x:x>2\}"), (r"(5,\infty)", r"\{n\in\mathbb{Z}:n>5\}"),
+    ("(1,4)", r"1<x<4, x\in\mathbb{Z}"), ("x>2", r"\lfloor x\rfloor>2"), (r"(-\infty,2)", "2|x+4|<12"), ("x<2", "|x+4|-6<0"), ("5", r"[0,5]\cap[5,6]\cup\{7\}"),
+    (r"x\equiv3\pmod7", r"x\equiv4\pmod7"), (r"x\equiv3\pmod7", r"x\equiv3\pmod8"), (r"k\pi, k\in\mathbb{Z}", r"2n\pi, n\in\mathbb{Z}"),
+    ("k_BT", "k_bT"), ("v_f", r"v_{\text{F}}"), ("x_1^2", "x^1_2"), (r"\overrightarrow{AB}", r"\overrightarrow{BA}"),
+    # where expressions turn at the numbers in them
+    ("10-x", "|x-10|"), ("9-2x", "|2x-9|"), ("10", r"\max(x,10)"), ("5-x", r"\sqrt{(x-5)^2}"), (r"\lfloor\frac{n}{2024}\rfloor", r"\lfloor\frac{n}{2025}\rfloor"),
+    (r"\binom n{50}", "0"), (r"\gcd(n,2027)", "1"), ("n", r"n\bmod100"), (r"\ln(x+7)", r"\ln|x+7|"),
+    # what 60 digits hide
+    ("5", r"5+10^{-50}\pi x"), (r"2\pi", r"2\pi+10^{-50}\sin x"), (r"\pi", r"\pi+\frac{x}{10^{60}}"), (r"\sqrt2", r"\sqrt2+10^{-9000}\pi"),
     # no value, or not this one
     ("25", r"\text{the reference}"), ("25", "x"), ("25", "?"), ("25", r"\phantom{25}"), ("7", "nan"), ("5", ""),
 ]
@@ -218,6 +263,8 @@ HOSTILE = [
     "{" * 5000 + "1" + "}" * 5000, r"\sqrt{" * 2000, "x(" * 1900, "x(1+" * 28 + "x" + ")" * 28, "a" * 3999,
     ",".join(r"\sqrt{%d}" % n for n in range(300)), r"[0,1]\cup" * 400 + "[2,3]", "1=" * 700 + "1", r"\pm1" * 10,
     r"\text{" * 600, "0." + "3" * 3900, "0." + "12345" * 700 + "...", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}" * 40,
+    r"\sum_{n=1}^\infty((x+y+z+u+v+w)^8+1)\bmod((x+y+z+u+v+w)^7+x)", r"\sum_{n=1}^\infty(x^{5000}y+n)\bmod(x^7+x+y)",
+    r"5+10^{-50}\pi(((x+y+z+u+v)^8(x-y)^8)\bmod((x+y+z+u+v)^7(x-y)^6+1))", r"\sum_{n=1}^\infty\min((x+y+z+u+v)^8,(x-y+z)^8)\bmod(x+y)",
     "1e5000-1e-5000", "\0", "\u202e6", "(" * 4000, "5\\", "\\text{5\\}",
 ]
 CODE = [
@@ -231,7 +278,7 @@ CODE = [
 @pytest.mark.parametrize("text", HOSTILE + CODE, ids=[t[:24].replace("\0", "0") for t in HOSTILE + CODE])
 def test_hostile_input_is_rejected_at_once_in_a_thread(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for gold in ("5", r"\sqrt2", "1,2", "x=5", r"\lfloor n\rfloor"):
+    for gold in ("5", r"\sqrt2", "1,2", "x=5", r"\lfloor n\rfloor", r"\sum_{k=1}^\infty\frac1{k^2}"):
         verdict, seconds = _in_thread(is_equal, gold, text)
         assert verdict is False and seconds < SLOWEST
         assert _in_thread(reward, rf"so \boxed{{{text}}}", gold)[1] < SLOWEST
