@@ -64,10 +64,11 @@ class Judge(Comparison):
         if isinstance(a, Rel) and isinstance(b, Rel) and self.both_relations(a, b):
             return True
         if self.line.is_real_set(a) or self.line.is_real_set(b):
-            sets = [self.line.real_set(x) for x in (a, b)]
-            for at, (x, y) in enumerate(((whole[0], b), (whole[1], a))):
-                if isinstance(y, Op) and sets[at] is None:           # {3} against {2, 3} cap {3, 4}
-                    sets[at] = self.line.finite(x)
+            sets = self.line.real_set(a), self.line.real_set(b)
+            if isinstance(b, Op):                                # {3} against {2, 3} cap {3, 4}
+                sets = sets[0] or self.line.finite(whole[0]), sets[1]
+            if isinstance(a, Op):
+                sets = sets[0], sets[1] or self.line.finite(whole[1])
             if None not in sets:
                 return self.sets_equal(*sets) or self.no("they are different sets of real numbers")
         if isinstance(a, Rel) or isinstance(b, Rel):
@@ -99,14 +100,12 @@ class Judge(Comparison):
         (a, unit_a), (b, unit_b) = ((n.value, n.unit) if isinstance(n, Quantity) else (n, None) for n in (a, b))
         if unit_a and unit_b and unit_a.conflicts(unit_b):
             return self.no("the units conflict")
-        for unit, x, y in ((unit_a, b, a), (unit_b, a, b)):
-            if unit and isinstance(x, Op) and x.head == "degree" and (unit.dims and unit.dims[0][0] in DIMENSIONS):
-                if unit.dims == (("radian", 1),):
-                    return self.scalars(Op("radians", x.args), y)
-                if unit.dims[0][0] not in ("celsius", "fahrenheit"):
-                    return self.no("an angle has another unit")
-        if isinstance(a, Ratio) and isinstance(b, Ratio) and {"am", "pm"} & {d for u in (unit_a, unit_b) if u for d, _ in u.dims}:
-            return a == b or self.no("different times")         # times of a day are not proportional
+        for unit, value, angle in ((unit_a, a, b), (unit_b, b, a)):
+            dimension = unit.dims[0][0] if unit and unit.dims else ""
+            if dimension in ("am", "pm") and isinstance(a, Ratio) and isinstance(b, Ratio):
+                return a == b or self.no("different times")     # times of a day are not proportional
+            if isinstance(angle, Op) and angle.head == "degree" and dimension in DIMENSIONS - {"celsius", "fahrenheit"}:
+                return dimension == "radian" and self.scalars(value, Op("radians", angle.args)) or self.no("an angle")
         if unit_a and unit_b and (size := unit_a.converted(unit_b)) != 1:
             b = Op("*", (b, Num(size)))
         return self.equal(a, b)
