@@ -213,7 +213,7 @@ class Arithmetic:
         return Fraction(math.prod(range(int(n), 0, -2)))
 
     def gamma(self, x):
-        if isinstance(x, self.ctx.mpc) or abs(x) > 50_000:
+        if isinstance(x, self.ctx.mpc) or abs(x) > 50_000 or self.digits > 3 * DIGITS:      # where it takes seconds
             raise Undefined("too large")
         if x <= 0 and x == self.ctx.floor(x):
             raise Undefined("a pole")

@@ -137,7 +137,10 @@ class CommandParser(Cursor):
             argument = in_radians(self.nested(self.bare_argument), name)
         if power == Op("neg", (Num(Fraction(1)),)) and name[:3] in TRIGONOMETRIC:
             return Op("arc" + name, (argument,))
-        if name == "log" and base is not None:
+        if name == "cis":
+            argument = in_radians(argument, "cos")
+            node = Op("+", (Op("cos", (argument,)), Op("*", (Op("i"), Op("sin", (argument,))))))
+        elif name == "log" and base is not None:
             node = Op("logbase", (argument, base))
         elif name == "lg":
             node = Op("logbase", (argument, Num(Fraction(10))))

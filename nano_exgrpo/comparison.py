@@ -14,8 +14,8 @@ from __future__ import annotations
 from fractions import Fraction
 
 from nano_exgrpo.arithmetic import DIGITS, NOISE, Undefined
-from nano_exgrpo.tree import (Node, Num, Op, Rel, Sym, children, contents, infinity, negative_base, rebuilt, symbols,
-                              without_letter_unit)
+from nano_exgrpo.tree import (Node, Num, Op, Rel, Sym, children, contents, infinity, letter_quantity, negative_base, rebuilt,
+                              show, symbols)
 from nano_exgrpo.values import Evaluator, close, sample
 
 POINTS = 7                  # random points for expressions with symbols
@@ -41,6 +41,11 @@ def in_radians(node: Node) -> Node:
     """The tree with its degrees converted."""
     head = "radians" if isinstance(node, Op) and node.head == "degree" else ""
     return Op(head, node.args) if head else rebuilt(node, in_radians)
+
+
+def named(node: Node) -> Node:
+    """The tree with a symbol for each x_1, f(2), integral, ...: unknowns like others where an equation is solved."""
+    return Sym(show(node)) if isinstance(node, Op) and node.head in OPAQUE else rebuilt(node, named)
 
 
 def bound_variables(tree: Node) -> set[str]:
@@ -105,9 +110,9 @@ class Comparison:
         for x, y in ((a, b), (b, a)):
             if "degree" in contents(x)[1] and "degree" not in contents(y)[1] and contents(y)[1] & ANGLES:
                 return self.same_value(in_radians(x), y)
-        stripped = without_letter_unit(b)
+        stripped = letter_quantity(b)
         if stripped is not None and not symbols(a):
-            return self.same_value(a, stripped)
+            return self.same_value(a, stripped.value)
         return self.no("the values differ")
 
     def percents(self, a: Node, b: Node, percents: list[bool]) -> bool:
@@ -152,7 +157,12 @@ class Comparison:
         if digits > MAX_DIGITS:
             return None
         finer = Evaluator(at.index, at.whole, self.budget, digits, dict(at.env))
-        x, y = finer.value(a), finer.value(b)
+        try:
+            x, y = finer.value(a), finer.value(b)
+        except Undefined:
+            if self.budget[0] < 0:
+                raise
+            return None
         return abs(finer.num(x) - finer.num(y)) <= finer.ctx.mpf(2) ** at.smallest * finer.ctx.mpf(10) ** -NOISE
 
     def at_random_points(self, a: Node, b: Node, heads: set[str]) -> tuple[bool, bool]:
@@ -239,6 +249,8 @@ class Comparison:
                 if top == 0 or bottom == 0 or at.magnitude(top) < -3 * NOISE or at.magnitude(bottom) < -3 * NOISE:
                     return None
                 ratios.append(at.op_div(top, bottom))
+                if at.may_hide_digits:
+                    return None
             except Undefined:
                 continue
         if len(ratios) < 3 or not all(close(at, r, ratios[0]) for r in ratios):
@@ -254,11 +266,11 @@ class Comparison:
         """
         if not all(isinstance(t, Num | Sym | Op) for r in (a, b) for t in r.terms):
             return False
-        sides = difference(a), difference(b)
+        sides = named(difference(a)), named(difference(b))
         if symbols(sides[0]) != symbols(sides[1]):
             return False
-        return all(self.harmless_factor(sides, name, index)
-                   for name in sorted(symbols(sides[0]) | symbols(sides[1])) for index in range(3))
+        names = sorted(symbols(sides[0]))
+        return bool(names) and all(self.harmless_factor(sides, name, index) for name in names for index in range(3))
 
     def harmless_factor(self, sides: tuple[Op, Op], name: str, index: int) -> bool:
         """Whether the quotient of two expressions is constant in a symbol, or has a zero that is none of theirs."""
@@ -268,6 +280,8 @@ class Comparison:
         for multiple in (1, 2, 3):
             at.env[name] = multiple * start
             quotients.append(at.op_div(at.value(sides[0]), at.value(sides[1])))
+        if at.may_hide_digits:
+            return False
         if not all(isinstance(q, Fraction) for q in quotients):
             start, *quotients = map(at.num, (start, *quotients))
         for extra, (q1, q2, q3) in ((sides[0], quotients),

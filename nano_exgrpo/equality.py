@@ -20,8 +20,8 @@ from nano_exgrpo.arithmetic import Undefined
 from nano_exgrpo.comparison import Comparison
 from nano_exgrpo.reals import FLIPPED, RealLine
 from nano_exgrpo.tree import (Based, Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, Sym, choose_signs, contents,
-                              count_signs, has_matrix, is_constant, is_label, is_word_label, matrix_rows,
-                              same_function, show, substitute, symbols)
+                              count_signs, has_matrix, is_constant, is_label, is_word_label, letter_quantity,
+                              matrix_rows, same_function, show, substitute, symbols)
 from nano_exgrpo.units import DIMENSIONS
 
 BUDGET = 8_000              # work units of one verdict, some 5 microseconds each
@@ -97,6 +97,7 @@ class Judge(Comparison):
     # -- units
 
     def quantities(self, a: Node, b: Node) -> bool:
+        a, b = (n if isinstance(n, Quantity) else letter_quantity(n) or n for n in (a, b))      # 5 cm against 5m
         (a, unit_a), (b, unit_b) = ((n.value, n.unit) if isinstance(n, Quantity) else (n, None) for n in (a, b))
         if unit_a and unit_b and unit_a.conflicts(unit_b):
             return self.no("the units conflict")

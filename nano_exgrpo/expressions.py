@@ -232,6 +232,9 @@ class ExpressionParser(CommandParser):
             return self.call(Sym(text))
         if kind == "text":
             return self.label()
+        if kind == "based":
+            self.at += 1
+            return Based(*text.split("_"))
         if kind == "cmd":
             return self.from_command(text)
         if kind == "op":

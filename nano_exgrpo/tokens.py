@@ -10,6 +10,7 @@ Everything that means something is kept: what has no meaning here becomes a toke
 parser fails. Nothing is dropped in silence and nothing is ever executed.
 
 Token kinds
+    based  a numeral with letters in a stated base, `3A7_16`
     num    a numeral; `value` is its exact rational value, `text` its digits as written without separators
     name   one letter or a symbol command (`x`, `\\alpha`, `\\hbar`): a mathematical symbol
     word   a run of two or more bare letters (`ab`, `yes`, `cm`): the parser decides what it is
@@ -122,7 +123,7 @@ _SYMBOLS = {*_GREEK_NAMES, *(n.capitalize() for n in _GREEK_NAMES), "hbar", "ell
             "square"} - {"pi"}
 FUNCTIONS = set("sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch "
                 "arcsinh arccosh "
-                "arctanh ln log lg exp sqrt cbrt min max gcd lcm det factorial binom floor ceil abs sgn arg".split())
+                "arctanh cis ln log lg exp sqrt cbrt min max gcd lcm det factorial binom floor ceil abs sgn arg".split())
 _COMMANDS = FUNCTIONS | set("pi infty emptyset frac overline overrightarrow hat dot ddot tilde sum prod int lim angle choose "
                             "pmod bmod mod over reals".split())
 _ALIASES = _table(
@@ -136,7 +137,7 @@ _BARE = {name: name for name in FUNCTIONS | {"pi"}}
 _BARE |= {spelling: name for spelling, name in _ALIASES.items() if name in FUNCTIONS or name == "infty"}
 _BARE |= {name: name for name in ("theta", "alpha", "beta", "gamma", "lambda", "omega", "sigma", "delta")}
 # ... and those of them that are also found inside a run of letters (`xsinx`, `2pir`).
-_NEVER_INSIDE = set("oo inf min max arg sign det abs lg tg".split())
+_NEVER_INSIDE = set("oo inf min max cis arg sign det abs lg tg".split())
 _INSIDE = re.compile("|".join(sorted(set(_BARE) - _NEVER_INSIDE, key=len, reverse=True)))
 _LAYOUT = set("displaystyle textstyle scriptstyle left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl "
               "biggr Biggl Biggr limits nolimits mathbf boldsymbol bm mathit mathsf mathcal mathscr mathfrak "
@@ -175,6 +176,7 @@ _LETTERS = re.compile(r"[A-Za-z]+")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _OPEN = re.compile(r"\s*(?:\[[^\]]*\]\s*)?\{")
 _SKIP = re.compile(r"[\s~$`\"]+")
+_BASED = re.compile(r"((?=[A-F]*\d)(?=\d*[A-F])[\dA-F]+)\s*_\s*(?:\{\s*(1[1-6])\s*\}|(1[1-6])(?!\d))")
 _BARE_LETTER = re.compile(r"\s+([A-Za-z])(?![A-Za-z])")
 _BLACKBOARD = re.compile(r"\s*\{?\s*([A-Z])\s*\}?")
 _NEGATED = re.compile(r"\s*(=|\\in\b)")
@@ -197,6 +199,9 @@ class _Lexer:
             char = self.text[self.at]
             if match := _SKIP.match(self.text, self.at):
                 self.at = match.end()
+            elif match := _BASED.match(self.text, self.at):
+                self.at = match.end()
+                self.add("based", f"{match[1]}_{match[2] or match[3]}")
             elif char.isdigit() or char == "." and self.text[self.at + 1:self.at + 2].isdigit():
                 self.read_number()
             elif char == "\\":
@@ -304,7 +309,7 @@ class _Lexer:
         content = bare[1] if bare else self.argument()
         if content is None or self.depth == MAX_TEXT_DEPTH:
             return self.add("bad", command)
-        if command == "operatorname" and _BARE.get(content.strip()) in FUNCTIONS:
+        if (command == "operatorname" or content.strip() == "cis") and _BARE.get(content.strip()) in FUNCTIONS:
             return self.out.append(_command(_BARE[content.strip()]))
         for token in _Lexer(content.replace("~", " "), self.lists, self.depth + 1).run():
             if token.kind == "word" or token.kind == "cmd" and token.text in ("min", "max", "sec", "det", "sgn"):
@@ -341,6 +346,8 @@ _ANSWER_PREFIX = re.compile(r"\s*(\\text(?:bf)?\s*\{)?\s*(?:the\s+)?(?:final\s+|
                             r"answer\s*(?:is\b|:|=)+\s*:?\s*", re.IGNORECASE)
 _MERIDIEM = re.compile(r"\b([ap])\.\s?m\b\.?", re.IGNORECASE)
 _TIMES = re.compile(r"(\d)\s*x\s*(10\s*\^)")                    # 3 x 10^8
+_LIST = re.compile(r"(?:[(\[]|\\\{|\\langle)\s*\d{1,3}(?:,[1-9]\d\d)+\s*(?:\\right\s*)?(?:[)\]]|\\\}|\\rangle)")   # (100,200)
+_CHOOSE = re.compile(r"(?<![\w})])(?:\{\})?[_^]\{?(\d+)\}?\s*\{?C\}?_\{?(\d+)\}?")     # _8C_3
 _DOLLARS = re.compile(r"\bUS\s?(?=\\?\$)")                     # US$5
 _POINT = re.compile(r"(?<=\d)\{([.:])\}(?=\d)")              # 1{.}5, 9{:}05
 _QUOTED = re.compile(r"(\*\*|'|\*|__|_)([^*'_]+)\1")
@@ -360,6 +367,7 @@ def tokenize(text: str, lists: bool = False) -> list[Token]:
     if (prefix := _ANSWER_PREFIX.match(text)) and prefix.end() < len(text):
         text = (prefix[1] or "") + text[prefix.end():]
     text = _TIMES.sub(r"\1*\2", _MERIDIEM.sub(r"\1m", text))
+    text = _CHOOSE.sub(r"\\binom{\1}{\2}", _LIST.sub(lambda found: found[0].replace(",", ", "), text))
     text = _POINT.sub(r"\1", _DOLLARS.sub("", text))
     if quoted := _QUOTED.fullmatch(text):
         text = quoted[2]

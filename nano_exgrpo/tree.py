@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from nano_exgrpo.units import SINGLE_LETTERS, Unit
+from nano_exgrpo.units import SINGLE_LETTERS, Unit, product
 
 MAX_ENTRIES = 64        # of a matrix
 
@@ -279,19 +279,24 @@ def negative_base(node) -> bool:
     return any(map(negative_base, node.args))
 
 
-def without_letter_unit(node: Node) -> Node | None:
-    """`5` of `5m`, `5 m^2`, `5 m/s`: a numeral times letters that are units; None for all else."""
-    if isinstance(node, Op) and node.head in ("*", "/"):
-        value, *units = node.args
-        if node.head == "/" and isinstance(value, Num):         # 8/m is no 8
+def letter_quantity(node: Node) -> Quantity | None:
+    """`5m`, `5 m^2`, `5 m/s` with its unit: a numeral times letters that are units; None for all else."""
+    if not isinstance(node, Op) or node.head not in ("*", "/"):
+        return None
+    value, *letters = node.args
+    inner = Quantity(value, Unit((), Fraction(1))) if isinstance(value, Num) else letter_quantity(value)
+    if inner is None or node.head == "/" and isinstance(value, Num):    # 8/m is no 8
+        return None
+    powers = []
+    for letter in letters:
+        power = Num(Fraction(1))
+        if isinstance(letter, Op) and letter.head == "^":
+            letter, power = letter.args
+        if not isinstance(letter, Sym) or letter.name not in SINGLE_LETTERS or not isinstance(power, Num) or (
+                power.value.denominator != 1 or not 0 < power.value < 5):
             return None
-        for unit in units:
-            if isinstance(unit, Op) and unit.head == "^" and isinstance(unit.args[1], Num):
-                unit = unit.args[0]
-            if not isinstance(unit, Sym) or unit.name not in SINGLE_LETTERS:
-                return None
-        return value if isinstance(value, Num) else without_letter_unit(value)
-    return None
+        powers.append((letter.name, int(power.value) * (-1 if node.head == "/" else 1)))
+    return Quantity(inner.value, inner.unit.times(product(powers)))
 
 # -------------------------------------------------------------------------------------------------------- matrices
 

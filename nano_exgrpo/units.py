@@ -104,7 +104,7 @@ class Unit:
 
     @staticmethod
     def named(name: str) -> Unit:
-        return _product([(name, 1)])
+        return product([(name, 1)])
 
     def conflicts(self, other: Unit) -> bool:
         """Whether a number in the one unit cannot be the same number in the other.
@@ -120,13 +120,18 @@ class Unit:
             for unit in (self, other))
         return known[0] != known[1] or not (mine <= theirs or theirs <= mine)
 
+    def times(self, other: Unit) -> Unit:
+        """The unit of a product."""
+        dims = {name: dict(self.dims).get(name, 0) + dict(other.dims).get(name, 0) for name, _ in self.dims + other.dims}
+        return Unit(tuple(sorted((d, p) for d, p in dims.items() if p)), self.factor * other.factor)
+
     def converted(self, other: Unit) -> Fraction:
         """The number of these units in one of the others, of the same dimensions."""
         sizeless = not self.dims or not other.dims or "any" in dict(self.dims + other.dims)
         return Fraction(1) if sizeless else other.factor / self.factor
 
 
-def _product(powers: list[tuple[str, int]]) -> Unit:
+def product(powers: list[tuple[str, int]]) -> Unit:
     """The unit of named units and their powers; an unknown name is a dimension of its own."""
     dims: dict[str, int] = {}
     factor = Fraction(1)
@@ -197,7 +202,7 @@ def parse_unit(tokens: list[Token], at: int) -> tuple[Unit, int] | None:
             break
     if at == start:
         return None
-    return _product(powers + [(" ".join(unknown), sign)] * bool(unknown)), at
+    return product(powers + [(" ".join(unknown), sign)] * bool(unknown)), at
 
 
 def _exponent(tokens: list[Token], at: int) -> tuple[int, int]:

@@ -93,8 +93,8 @@ class Evaluator(Arithmetic):
     # -- what has no arithmetic of its own
 
     def random_value(self, *key: str) -> Fraction:
-        digest = hashlib.blake2b("\x00".join(key).encode(), digest_size=8).digest()
-        return Fraction(1, 2) + Fraction(int.from_bytes(digest[:5], "big"), 2 ** 39)
+        """As of a symbol whose name is the key: another one at every point, or x_1 = 3 would be a multiple of x_1 = 4."""
+        return sample(hashlib.blake2b("\x00".join(key).encode(), digest_size=8).hexdigest(), self.index, False)
 
     def key(self, node) -> str:
         """A string that stands for the value of an argument."""

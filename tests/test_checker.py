@@ -95,10 +95,14 @@ EQUAL = [
     ("x^2y", "x^2{}y"), (r"\bar z", r"\overline z"), ("1-2i", r"\overline{1+2i}"), ("25000", "2.5e4."), ("44_5", r"44_{\text{base }5}"),
     (r"9:05\text{ a.m.}", r"9{:}05\text{ AM}"), (r"\begin{pmatrix}2&1\\1&1\end{pmatrix}", r"\begin{pmatrix}1&1\\1&0\end{pmatrix}^2"),
     ("|x-10|", "|10-x|"), (r"\sqrt{(x-5)^2}", "|x-5|"), (r"\text{YES}", r"\text{yes}"), ("(5,1)", "m=5, k=1"),
+    # numbered symbols and calls as symbols; letters as units; numerals with letters; binomials and cis
+    ("x_1+x_2=1", "2x_1+2x_2=2"), ("2x_1=6", "x_1=3"), ("a_1=2", "2"), (r"\sum_{k=1}^3 a_k", "a_1+a_2+a_3"), (r"2\text{ hours}", "2h"),
+    (r"5\,\mathrm{m/s}^2", "5 m/s^2"), (r"60\text{ minutes}", "1 h"), ("13", "13 m"), ("3A7_{16}", "3A7_{16}"), ("100200", "100,200"),
+    ("56", "{}_8C_3"), ("56", "^8C_3"), (r"1+\sqrt3 i", r"2\operatorname{cis}60^\circ"), ("2y=4x", "y=2x"),
 ]
 ONE_WAY = [     # what an answer may add, a gold answer asks for
     ("B", r"\textbf{(B) }12"), ("12", r"\textbf{(B) }12"), ("1000.99", "1,000.99m²"),
-    ("ax+b", "b+ax, where b is odd"),
+    ("ax+b", "b+ax, where b is odd"), ("13", "13 m"),
 ]
 DIFFERENT = [
     # exact values
@@ -163,6 +167,15 @@ DIFFERENT = [
     (r"\binom n{50}", "0"), (r"\gcd(n,2027)", "1"), ("n", r"n\bmod100"), (r"\ln(x+7)", r"\ln|x+7|"),
     # what 60 digits hide
     ("5", r"5+10^{-50}\pi x"), (r"2\pi", r"2\pi+10^{-50}\sin x"), (r"\pi", r"\pi+\frac{x}{10^{60}}"), (r"\sqrt2", r"\sqrt2+10^{-9000}\pi"),
+    # numbered symbols and calls are symbols like others, not one constant
+    ("x_1=3", "x_1=4"), ("x_1=3", "x_2=3"), ("x_1=-3", "x_1=3"), ("a_5=31", "a_5=63"), ("S_{100}=5050", "S_{100}=4950"), ("f(2)=3", "f(2)=5"),
+    ("P(3)=1/3", "P(3)=2/3"), ("f'(2)=3", "f'(2)=4"), ("x_1>2", "x_1>3"), ("x_1=1, x_2=2", "x_1=2, x_2=1"), ("a_1+a_2=3", "a_1-a_2=3"),
+    ("x_1=2x_2", "x_1=3x_2"), ("f(1)=f(2)", "f(1)=f(3)"), ("|m_1-m_2|", "m_1-m_2"), (r"\max(x_1,x_2)", "x_1"), (r"\sqrt{x_1^2}", "x_1"),
+    # letters as units conflict like words; numerals with letters; large numbers in equations; tuples of three digits
+    (r"15\text{ cm}", "15 m"), (r"15\text{ cm}^2", "15 m^2"), (r"2\text{ kg}", "2g"), (r"5\text{ N}", "5 J"), (r"3\text{ m/s}", "3m/s^2"),
+    (r"60\text{ minutes}", "60h"), ("5 m", r"5\text{ cm}"), (r"5\text{ m/s}^2", "5 m/s^9"), ("3A7_{16}", "3A7_{12}"), ("A3_{16}", "A3_{12}"),
+    ("3B_{16}", "B3_{16}"), ("3A7_{16}", "3A7"), ("y=e^{200}", "y=e^{200}+1"), (r"N=\pi^{100}", r"N=\pi^{100}+1"), (r"A>10^{60}\pi", r"A>10^{60}\pi+1"),
+    ("100200", "(100,200)"), ("20160", "(20,160)"), ("(100,200)", "(200,100)"), ("(100,200)", "100,200"), ("100200", r"\{100,200\}"),
     # no value, or not this one
     ("25", r"\text{the reference}"), ("25", "x"), ("25", "?"), ("25", r"\phantom{25}"), ("7", "nan"), ("5", ""),
 ]
@@ -265,6 +278,7 @@ HOSTILE = [
     r"\text{" * 600, "0." + "3" * 3900, "0." + "12345" * 700 + "...", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}" * 40,
     r"\sum_{n=1}^\infty((x+y+z+u+v+w)^8+1)\bmod((x+y+z+u+v+w)^7+x)", r"\sum_{n=1}^\infty(x^{5000}y+n)\bmod(x^7+x+y)",
     r"5+10^{-50}\pi(((x+y+z+u+v)^8(x-y)^8)\bmod((x+y+z+u+v)^7(x-y)^6+1))", r"\sum_{n=1}^\infty\min((x+y+z+u+v)^8,(x-y+z)^8)\bmod(x+y)",
+    r"e!^{h c/\lambda k T}+0", r"\frac{8\pi hc}{\lambda^5}\frac{1}{e!^{hc/\lambda kT}-1}",
     "1e5000-1e-5000", "\0", "\u202e6", "(" * 4000, "5\\", "\\text{5\\}",
 ]
 CODE = [
@@ -278,7 +292,8 @@ CODE = [
 @pytest.mark.parametrize("text", HOSTILE + CODE, ids=[t[:24].replace("\0", "0") for t in HOSTILE + CODE])
 def test_hostile_input_is_rejected_at_once_in_a_thread(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for gold in ("5", r"\sqrt2", "1,2", "x=5", r"\lfloor n\rfloor", r"\sum_{k=1}^\infty\frac1{k^2}"):
+    for gold in ("5", r"\sqrt2", "1,2", "x=5", r"\lfloor n\rfloor", r"\sum_{k=1}^\infty\frac1{k^2}",
+                 r"e!^{h c/\lambda k T}"):
         verdict, seconds = _in_thread(is_equal, gold, text)
         assert verdict is False and seconds < SLOWEST
         assert _in_thread(reward, rf"so \boxed{{{text}}}", gold)[1] < SLOWEST
