@@ -139,13 +139,14 @@ def bare_generation(model: Any) -> Iterator[Callable[..., Tensor]]:
 
 
 def cut_at_stop(ids: Tensor, stop_ids: Sequence[int]) -> Tensor:
-    """Response ids up to and with the first stop token; all of them where there is none.
+    """Response ids up to and with the first stop token; all of them where there is none. A copy: a view would keep the
+    whole batch in memory for as long as the response is stored, and in every checkpoint.
 
     >>> cut_at_stop(torch.tensor([7, 8, 0, 3]), stop_ids=(0,)).tolist()
     [7, 8, 0]
     """
     stops = torch.isin(ids, torch.tensor(stop_ids)).nonzero()
-    return ids[: int(stops[0]) + 1] if len(stops) else ids
+    return ids[: int(stops[0]) + 1 if len(stops) else len(ids)].clone()
 
 
 def rollout(
