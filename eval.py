@@ -39,7 +39,6 @@ from nano_exgrpo.generations import (
     Generation,
     by_benchmark,
     by_question,
-    digest,
     git_commit,
     make_generation,
     open_folder,
@@ -48,7 +47,7 @@ from nano_exgrpo.generations import (
     write_generations,
 )
 from nano_exgrpo.policy import Policy, encode_prompt, load_policy, resolve_device, resolve_model_name
-from nano_exgrpo.questions import InputError, Question
+from nano_exgrpo.questions import InputError, Question, questions_digest
 from nano_exgrpo.runlog import append_lines, write_text
 from nano_exgrpo.stats import average, paired_difference
 from nano_exgrpo.start import load_data
@@ -266,7 +265,7 @@ def record(config: EvalConfig, subject: Subject, tasks: Sequence[Task]) -> dict[
             task.name: {
                 "samples": task.samples,
                 "questions": len(task.questions),
-                "digest": digest(json.dumps([(q.id, q.prompt, q.answer) for q in task.questions]).encode()),
+                "digest": questions_digest(task.questions),
             }
             for task in tasks
         },

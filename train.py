@@ -42,7 +42,7 @@ from nano_exgrpo.memory import fit_table, load_shape
 from nano_exgrpo.metrics import Stopwatch, eval_metrics, sample_rows, step_metrics, summary
 from nano_exgrpo.optim import adamw8bit_class, make_optimizer, own_part, resolve_dtypes
 from nano_exgrpo.policy import compile_layers, enable_gradient_checkpointing, load_policy, resolve_device, resolve_model_name
-from nano_exgrpo.questions import InputError, QuestionSampler
+from nano_exgrpo.questions import InputError, QuestionSampler, questions_digest
 from nano_exgrpo.replay import ReplayBuffer, choose_trajectories
 from nano_exgrpo.rollout import rollout
 from nano_exgrpo.runlog import append_lines, claim_run, open_run, plot_curves, rewind, sole_writer, write_config
@@ -80,6 +80,11 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
     # ---- questions and policy. With torchrun, B and everything below are this process's share (distributed.py).
     B = distributed.share_of(config.questions_per_step, "--questions-per-step")
     train_questions, held_out = load_data(config)
+    digest = questions_digest(train_questions + held_out)
+    if resumed is not None and resumed[1]["questions"] != digest:  # ids may be line numbers, and the buffer goes by ids
+        raise InputError(
+            f"the questions of {config.data or 'the toy'} are not those that run {run} was trained on; put the old ones back, or start a new run"
+        )
     if resumed is None:
         policy = start_policy(config, device, stop, weights)
     else:
@@ -126,6 +131,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
         state = {
             "optimizer": own_part(optimizer).state_dict(),
             "adapter": adapter_state(policy.model),
+            "questions": digest,
             "sampler": sampler.state_dict(),
             "buffer": buffer.state_dict(),
             "started": started,

@@ -6,6 +6,7 @@ reference solution is shown to the policy, only whether its own final answer is 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Collection, Iterable, Iterator
@@ -187,6 +188,11 @@ def _last_user_message(prompt: Any) -> str | None:
     messages = prompt if isinstance(prompt, (list, tuple)) else []
     users = [m.get("content") for m in messages if isinstance(m, dict) and m.get("role") == "user"]
     return users[-1] if users else None
+
+
+def questions_digest(questions: Iterable[Question]) -> str:
+    """16 hexadecimal digits that change when an id, a prompt or an answer does, or the order."""
+    return hashlib.sha256(json.dumps([(q.id, q.prompt, q.answer) for q in questions]).encode()).hexdigest()[:16]
 
 
 # ------------------------------------------------------------------------------- split and order

@@ -14,6 +14,7 @@ import train
 from nano_exgrpo import update as update_module
 from nano_exgrpo.policy import load_policy
 from nano_exgrpo.runlog import append_lines
+from nano_exgrpo.start import load_data
 
 
 def refuse(capsys: Any, *flags: str) -> str:
@@ -119,6 +120,31 @@ def test_resume_refusals(tiny, tmp_path, capsys):
     assert [row["step"] for row in metrics(config)] == [0, 1, 2]
     shutil.rmtree(Path(config.run) / "checkpoints")
     assert "has no checkpoint to resume from" in refuse(capsys, "--resume", config.run)
+
+
+@pytest.mark.parametrize("change", ["a line less", "a line more", "another answer", "another held-out answer"])
+def test_a_resume_on_changed_data_is_refused_and_changes_nothing(tiny, tmp_path, capsys, change):
+    """Questions without ids are known by their line: after one more line, stored trajectories would answer the wrong ones."""
+    data = data_file(tmp_path)
+    config = tiny_config(tmp_path, steps=2, save_every=1, data=str(data), held_out=2, start_threshold=-1.0)
+    train.train(config)
+    lines = data.read_text().splitlines()
+    training, held_out = load_data(config)
+    if change == "a line less":
+        del lines[3]
+    elif change == "a line more":
+        lines.insert(0, '{"question": "9 + 9", "answer": "18"}')
+    else:
+        changed = int((held_out if "held-out" in change else training)[0].id.split()[-1]) - 1
+        lines[changed] = json.dumps({**json.loads(lines[changed]), "answer": "7"})
+    kept = data.read_text()
+    data.write_text("\n".join(lines))
+    before = {p: p.read_bytes() for p in Path(config.run).rglob("*") if p.is_file()}
+    sentence = refuse(capsys, "--resume", config.run, "--steps", "3")
+    assert f"the questions of {data} are not those that run {config.run} was trained on" in sentence
+    assert {p: p.read_bytes() for p in Path(config.run).rglob("*") if p.is_file()} == before
+    data.write_text(kept)
+    assert train.main(["--resume", config.run, "--steps", "3"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def assert_same_end(one: Path, other: Path) -> None:
     assert first.name == second.name
     assert_equal(load_file(first / "model" / "model.safetensors"), load_file(second / "model" / "model.safetensors"), "weights")
     state, twin = (torch.load(f / "state.pt", weights_only=True) for f in (first, second))
-    assert {"optimizer", "adapter", "sampler", "buffer", "random", "step", "started", "bad_steps", "tokens_seen"} <= set(state)
+    assert {"optimizer", "adapter", "questions", "sampler", "buffer", "random", "step", "started", "bad_steps", "tokens_seen"} <= set(state)
     assert_equal(state, twin)
     assert stable(read_lines(one / "metrics.jsonl")) == stable(read_lines(other / "metrics.jsonl"))
     assert (one / "samples.jsonl").read_text() == (other / "samples.jsonl").read_text()
