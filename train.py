@@ -251,7 +251,9 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
             save(step)
             raise InputError(f"gradients were NaN or infinite in {bad_steps} steps in a row; lower --lr or use fp32")
         stopping = not last and bool(distributed.total({"stop": stop.requested})["stop"])
-        if stopping or (config.save_every and (last or step % config.save_every == 0)):
+        # A resumed run has a checkpoint, so it needs one of its end, too: from an older one, --steps would undo what followed.
+        due = config.save_every and step % config.save_every == 0
+        if stopping or due or (last and (config.save_every or resumed is not None)):
             save(step)
         if stopping:
             progress.close()

@@ -170,6 +170,18 @@ def test_stop_request_saves_and_says_how_to_go_on(tiny, monkeypatch, tmp_path, c
     assert_same_end(Path(whole.run), Path(stopped.run))
 
 
+def test_a_resumed_run_can_be_extended_from_its_end(tiny, tmp_path, capsys):
+    """Interrupted at 2, finished at 4 without --save-every, extended to 5: steps 3 and 4 are not done again."""
+    config = tiny_config(tmp_path, steps=2, save_every=2, start_threshold=-1.0)
+    train.train(config)
+    assert train.main(["--resume", config.run, "--steps", "4", "--save-every", "0"]) == 0
+    assert [p.name for p in sorted((Path(config.run) / "checkpoints").iterdir())] == ["step-000002", "step-000004"]
+    before = metrics(config)
+    assert [row["step"] for row in before] == [0, 1, 2, 3, 4]
+    assert train.main(["--resume", config.run, "--steps", "5"]) == 0
+    assert metrics(config)[:5] == before and metrics(config)[5]["step"] == 5
+
+
 def test_stop_in_the_last_step_just_ends(tiny, tmp_path, capsys):
     config = tiny_config(tmp_path, steps=1)
     stop = train.StopRequest()
