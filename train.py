@@ -45,7 +45,7 @@ from nano_exgrpo.policy import compile_layers, enable_gradient_checkpointing, lo
 from nano_exgrpo.questions import InputError, QuestionSampler, questions_digest
 from nano_exgrpo.replay import ReplayBuffer, choose_trajectories
 from nano_exgrpo.rollout import rollout
-from nano_exgrpo.runlog import append_lines, claim_run, open_run, plot_curves, rewind, sole_writer, write_config
+from nano_exgrpo.runlog import append_lines, claim_run, open_run, plot_curves, reopen_run, sole_writer
 from nano_exgrpo.start import encode_prompts, load_data, start_policy, toy_shape
 from nano_exgrpo.update import update_policy
 
@@ -56,7 +56,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
     """Run the whole training that `config` describes; returns the run's folder.
 
     stop: asks for an early end, with a checkpoint, after the current step.
-    Raises InputError, and Interrupted where there is nothing yet to save."""
+    Raises InputError, and Interrupted at an early end."""
     run = Path(config.run)
     stop = stop or StopRequest()
     device = resolve_device(config.device)
@@ -119,13 +119,8 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
         buffer.load_state_dict(state["buffer"])
         started, bad_steps, first_step, tokens_seen = state["started"], state["bad_steps"], state["step"], state["tokens_seen"]
         set_random_state(state["random"])
-        if distributed.is_main():
-            rewind(run, first_step)
-            write_config(run, {**to_dict(config), "resume": ""})
     else:
         torch.manual_seed(seed)  # the same rollouts whether the warmed-up policy was made or read from its cache
-        if distributed.is_main():
-            open_run(run, to_dict(config))
 
     def save(step: int) -> Path:
         state = {
@@ -157,8 +152,23 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
         if distributed.is_main():
             append_lines(run / name, rows)
 
+    def stop_asked() -> bool:
+        return bool(distributed.total({"stop": stop.requested})["stop"])
+
+    # ---- The run's folder changes only from here on: whatever has failed or was stopped before left it as it was.
+    unstarted = Interrupted("stopped before the first step; nothing was lost, so start again with the same command")
+    if stop_asked():
+        raise unstarted
+    before = evaluate_now() if resumed is None else {}
+    if stop_asked():
+        raise unstarted
+    if distributed.is_main():
+        if resumed is None:
+            open_run(run, to_dict(config))
+        else:
+            reopen_run(run, {**to_dict(config), "resume": ""}, first_step)
     if resumed is None:
-        log("metrics.jsonl", [{"step": 0, **evaluate_now()}])
+        log("metrics.jsonl", [{"step": 0, **before}])
 
     progress = tqdm(
         range(first_step + 1, config.steps + 1), desc=config.algo, initial=first_step, total=config.steps,
@@ -250,7 +260,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
         if bad_steps >= MOST_BAD_STEPS:
             save(step)
             raise InputError(f"gradients were NaN or infinite in {bad_steps} steps in a row; lower --lr or use fp32")
-        stopping = not last and bool(distributed.total({"stop": stop.requested})["stop"])
+        stopping = not last and stop_asked()
         # A resumed run has a checkpoint, so it needs one of its end, too: from an older one, --steps would undo what followed.
         due = config.save_every and step % config.save_every == 0
         if stopping or due or (last and (config.save_every or resumed is not None)):
@@ -259,8 +269,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
             progress.close()
             world = distributed.world_size()
             start = "python" if world == 1 else f"torchrun --nproc-per-node {world} --"
-            print(f"\nstopped after step {step}; go on with: {start} train.py --resume {run}")
-            return run
+            raise Interrupted(f"stopped after step {step}; go on with: {start} train.py --resume {run}")
 
     if not distributed.is_main():
         return run
@@ -300,8 +309,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"train.py: {error}", file=sys.stderr)
         return 2
     except Interrupted as error:
-        print(f"\ntrain.py: {error}", file=sys.stderr)
-        return 130  # what a shell reports for Ctrl-C
+        if distributed.is_main():
+            print(f"\ntrain.py: {error}", file=sys.stderr)
+        return 130  # what a shell reports for Ctrl-C, so that what stands behind && does not begin
     except (RuntimeError, MemoryError, OSError) as error:
         sentence = explain(error, run)
         if sentence is None and distributed.world_size() > 1:

@@ -143,7 +143,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 class Interrupted(Exception):
-    """The user ended the run before there was anything to save."""
+    """The user ended the run early. The message says what was saved, and how to go on."""
 
 
 class StopRequest:

@@ -78,6 +78,14 @@ def open_run(folder: Path, config: dict[str, Any]) -> None:
     write_config(folder, config)
 
 
+def reopen_run(folder: Path, config: dict[str, Any], step: int) -> None:
+    """Go on with a run at its checkpoint of `step`: forget what came after it, and the model of an end that is none now,
+    which eval.py would take for the result."""
+    rewind(folder, step)
+    shutil.rmtree(folder / "model", ignore_errors=True)
+    write_config(folder, config)
+
+
 def write_config(folder: Path, config: dict[str, Any]) -> None:
     write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
 

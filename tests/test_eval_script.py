@@ -5,8 +5,10 @@ import json
 import re
 
 import pytest
+from conftest import tiny_config
 
 import eval as script
+import train
 from nano_exgrpo import toy
 from nano_exgrpo.checkpoint import save_model
 from nano_exgrpo.config import resolve, to_dict
@@ -261,6 +263,29 @@ def test_which_weights(run, tmp_path, capsys):
     (checkpoint / "state.pt").unlink()
     with pytest.raises(InputError, match="has saved no model yet.*--resume"):
         script.find_subject(str(run))
+
+
+def test_an_extended_run_is_judged_by_its_new_weights(tmp_path, monkeypatch, capsys):
+    """Finished at step 1, then killed in step 3 of a longer run: the model of step 1 is not the run's result any more."""
+    config = tiny_config(tmp_path, steps=1, save_every=1)
+    monkeypatch.setattr(train, "plot_curves", lambda *args: None)
+    train.train(config)
+    assert script.find_subject(config.run).weights.endswith("run/model")
+    update, calls = train.update_policy, []
+
+    def killed(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 2:
+            raise ZeroDivisionError
+        return update(*args, **kwargs)
+
+    monkeypatch.setattr(train, "update_policy", killed)
+    assert train.main(["--resume", config.run, "--steps", "3", "--lr", "1"]) == 2  # a resume that is refused takes nothing away
+    assert script.find_subject(config.run).weights.endswith("run/model")
+    with pytest.raises(ZeroDivisionError):
+        train.main(["--resume", config.run, "--steps", "3"])
+    assert script.find_subject(config.run).weights.endswith("step-000002/model")
+    assert "not finished" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
