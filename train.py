@@ -314,7 +314,7 @@ def main(argv: list[str] | None = None) -> int:
         return 130  # what a shell reports for Ctrl-C, so that what stands behind && does not begin
     except (RuntimeError, MemoryError, OSError) as error:
         sentence = explain(error, run)
-        if sentence is None and distributed.world_size() > 1:
+        if sentence is None and distributed.lost_another(error):
             reason = str(error).splitlines()[0]
             sentence = f"another process has ended, so this one (rank {distributed.rank()}) stops too: {reason}"
         if sentence is None:
