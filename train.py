@@ -100,6 +100,12 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
         compile_layers(policy)
     prompts = encode_prompts(policy, train_questions, config)
     questions = {q.id: q for q in distributed.shard([q for q in train_questions if q.id in prompts])}
+    needed, available = config.updates_per_step * distributed.world_size(), min(config.questions_per_step, len(prompts))
+    if available < needed:  # an update would have no group
+        raise InputError(
+            f"a step needs at least {needed} questions, one for each update (--updates-per-step {config.updates_per_step}) of each "
+            f"process, and has {available}"
+        )
     fitting = encode_prompts(policy, held_out, config)
     held_out = [q for q in held_out if q.id in fitting]
     if len(held_out) < distributed.world_size():

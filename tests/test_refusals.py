@@ -11,6 +11,7 @@ import torch
 from conftest import data_file, flags_of, metrics, tiny_config, tiny_toy
 
 import train
+from nano_exgrpo import distributed
 from nano_exgrpo import update as update_module
 from nano_exgrpo.policy import load_policy
 from nano_exgrpo.runlog import append_lines
@@ -55,6 +56,19 @@ def test_bad_flags_and_bad_data_end_with_one_sentence(tiny, tmp_path, capsys):
     for sentence, flags in cases.items():
         assert sentence in refuse(capsys, *flags, *([] if "--resume" in flags else run)), flags
     assert not (tmp_path / "run").exists()  # and nothing was left that would be in the way
+
+
+def test_too_few_groups_for_the_updates_are_refused(tiny, monkeypatch, tmp_path, capsys):
+    """An update without a group of its own would silently not be made; a process without a question would crash."""
+    data = ["--data", str(data_file(tmp_path, 6)), "--held-out", "3"]
+    config = flags_of(tiny_config(tmp_path, updates_per_step=4, steps=1))
+    assert "needs at least 4 questions, one for each update (--updates-per-step 4) of each process, and has 3" in refuse(capsys, *config, *data)
+    monkeypatch.setattr(distributed, "world_size", lambda: 4)
+    monkeypatch.setattr(distributed, "same_everywhere", lambda parameters: None)
+    config = flags_of(tiny_config(tmp_path, updates_per_step=2, steps=1))
+    assert "needs at least 8 questions, one for each update (--updates-per-step 2) of each process, and has 4" in refuse(capsys, *config)
+    config = flags_of(tiny_config(tmp_path, steps=1))
+    assert "needs at least 4 questions, one for each update (--updates-per-step 1) of each process, and has 3" in refuse(capsys, *config, *data)
 
 
 def test_model_folder_without_tokenizer(tiny, tmp_path, capsys):
