@@ -24,7 +24,6 @@ import torch
 from tqdm import tqdm
 
 from nano_exgrpo import distributed
-from nano_exgrpo.checker import reward
 from nano_exgrpo.checkpoint import (
     Interrupted,
     StopRequest,
@@ -36,6 +35,7 @@ from nano_exgrpo.checkpoint import (
 )
 from nano_exgrpo.config import TrainConfig, parse_train_config, to_dict
 from nano_exgrpo.evaluate import evaluate, is_out_of_memory
+from nano_exgrpo.generations import grade
 from nano_exgrpo.lora import adapter_state, add_lora, load_adapter, require_peft
 from nano_exgrpo.loss import group_advantages, keep_difficulty
 from nano_exgrpo.memory import fit_table, load_shape
@@ -216,7 +216,9 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
         # 5. Rewards and advantages. The replayed success counts in its group's mean.
         for group in groups:
             for trajectory in group:
-                trajectory.reward = reward(trajectory.text, questions[trajectory.question_id].answer)
+                question = questions[trajectory.question_id]
+                _, right = grade(trajectory.text, question.answer, question.letters)
+                trajectory.reward = float(right)
         new = [t for group in groups for t in group]
         fresh_sums = distributed.total({"right": sum(t.reward for t in new), "rollouts": len(new)})
         success_rate = fresh_sums["right"] / fresh_sums["rollouts"]

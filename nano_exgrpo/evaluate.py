@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from nano_exgrpo.benchmarks import LETTERS
 from nano_exgrpo.checker import is_equal
 from nano_exgrpo.generations import Generation, by_question, grade
 from nano_exgrpo.policy import Policy, encode_prompt, token_batches
@@ -231,7 +230,7 @@ def evaluate(
     ):
         for (index, _), trajectory in zip(rows, trajectories, strict=True):
             question = questions[index]
-            _, right = grade(trajectory.text, question.answer, LETTERS[: len(question.choices)])
+            _, right = grade(trajectory.text, question.answer, question.letters)
             trajectory.reward = float(right)
             groups[index].append(trajectory)
     accuracy = accuracy_interval([[t.reward for t in group] for group in groups])

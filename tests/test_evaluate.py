@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nano_exgrpo import evaluate as evaluate_module
-from nano_exgrpo.benchmarks import LETTERS, load_benchmark
+from nano_exgrpo.benchmarks import load_benchmark
 from nano_exgrpo.checker import reward
 from nano_exgrpo.evaluate import evaluate, generate_batches, plan_batches, summarise
 from nano_exgrpo.generations import Generation, grade, open_folder, read_generations, weights_digest, write_generations
@@ -149,7 +149,7 @@ def test_grading():
 )  # fmt: skip
 def test_every_gold_answer_grades_itself_right(file, name):
     questions = load_benchmark(name, data=str(HANDED / f"{file}.jsonl"))
-    graded = {q.id: grade(f"So it is $\\boxed{{{q.answer}}}$.", q.answer, LETTERS[: len(q.choices)]) for q in questions}
+    graded = {q.id: grade(f"So it is $\\boxed{{{q.answer}}}$.", q.answer, q.letters) for q in questions}
     assert [id for id, (_, right) in graded.items() if not right] == []
 
 

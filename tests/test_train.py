@@ -15,11 +15,14 @@ from conftest import metrics, tiny_config
 from test_policy import plain
 
 import train
+from nano_exgrpo import evaluate as evaluate_module
 from nano_exgrpo import replay as replay_module
+from nano_exgrpo import start as start_module
 from nano_exgrpo import update as update_module
 from nano_exgrpo.config import resolve
+from nano_exgrpo.generations import grade
 from nano_exgrpo.metrics import summary
-from nano_exgrpo.policy import load_policy, token_logprobs
+from nano_exgrpo.policy import encode_prompt, load_policy, token_logprobs
 from nano_exgrpo.replay import ReplayBuffer
 from nano_exgrpo.rollout import Trajectory
 from nano_exgrpo.runlog import read_lines
@@ -54,9 +57,9 @@ class Script:
                 self.left[id] = self.successes(self.step, id) - (n < settings_of["group_size"])
             return original.rollout(policy, asked, samples, **settings)
 
-        def reward(text: str, gold: str) -> float:
+        def grade(text: str, gold: str, letters: str) -> tuple[None, bool]:
             self.left[gold] -= 1
-            return float(self.left[gold] >= 0)
+            return None, self.left[gold] >= 0
 
         def choose(*args: Any, **settings: Any) -> Any:
             chosen, scored_tokens = original.choose(*args, **settings)
@@ -82,7 +85,7 @@ class Script:
         append, settings_of = train.append_lines, {}
         self.settings_of = settings_of
         monkeypatch.setattr(train, "rollout", rollout)
-        monkeypatch.setattr(train, "reward", reward)
+        monkeypatch.setattr(train, "grade", grade)
         monkeypatch.setattr(train, "choose_trajectories", choose)
         monkeypatch.setattr(train, "update_policy", update)
         monkeypatch.setattr(train, "ReplayBuffer", make_buffer)
@@ -421,6 +424,31 @@ def test_held_out_questions_are_never_trained_on(tiny, monkeypatch, tmp_path):
     monkeypatch.setattr(train, "evaluate", lambda p, qs, *a, **k: evaluated.update(q.id for q in qs) or evaluate(p, qs, *a, **k))
     train.train(tiny_config(tmp_path, steps=12))
     assert len(trained) == 24 and len(evaluated) == 5 and not trained & evaluated
+
+
+def test_multiple_choice_is_asked_and_graded_alike_in_training_and_evaluation(monkeypatch, tmp_path):
+    """Golds as letters and as texts; a policy that always gives the letter is always right, the text of the option is not."""
+    from conftest import build
+
+    policy = build("llama")
+    policy.model.save_pretrained(tmp_path / "m")
+    policy.tokenizer.save_pretrained(tmp_path / "m")
+    rows = [{"question": f"w{i}", "choices": ["iron", "argon"], "answer": "B" if i % 2 else "argon"} for i in range(12)]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = set()
+    for answer, right in (("B", 1.0), ("argon", 0.0)):
+        for module in (train, evaluate_module):
+            monkeypatch.setattr(module, "grade", lambda text, *gold: grade(f"\\boxed{{{answer}}}", *gold))  # noqa: B023
+        monkeypatch.setattr(start_module, "encode_prompt", lambda policy, prompt, system: asked.add(prompt) or encode_prompt(policy, prompt, system))
+        config = tiny_config(
+            tmp_path / answer, model=str(tmp_path / "m"), data=str(tmp_path / "d.jsonl"), held_out=4, steps=1,
+            max_response_length=2, max_prompt_length=60, preset="none",
+        )  # fmt: skip
+        monkeypatch.setattr(train, "plot_curves", lambda *args: None)
+        train.train(config)
+        first, last = metrics(config)
+        assert first["eval/accuracy"] == last["eval/accuracy"] == last["reward"] == right
+    assert len(asked) == 12 and all("A. iron\nB. argon" in prompt for prompt in asked)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2"])
