@@ -287,7 +287,7 @@ def report(folder: Path, config: EvalConfig, generations: Sequence[Generation], 
         **about,
         "benchmarks": {name: dataclasses.asdict(f) for name, f in figures.items()},
         "averages": {group: dataclasses.asdict(interval) for group, interval in averages.items()},
-        "settings": json.loads((folder / "settings.json").read_text(encoding="utf-8")),
+        "settings": held_settings(folder),
         "seed": config.seed,
         "versions": {
             "python": platform.python_version(),
@@ -349,11 +349,23 @@ def compare(config: EvalConfig, given: set[str], sides: Sequence[str]) -> str:
 
 
 def kept_folder(config: EvalConfig) -> Path:
-    """The folder that --regrade and --show work on. Raises InputError when it holds no generations."""
-    folder = Path(config.out) if config.out else find_subject(config.model).out
+    """The folder that --regrade and --show work on. Raises InputError when it holds no generations, or when the model was
+    trained on since."""
+    subject = None if config.out else find_subject(config.model)
+    folder = subject.out if subject else Path(config.out)
     if not (folder / "generations.jsonl").is_file():
         raise InputError(f"folder {folder} holds no generations.jsonl; evaluate first, or name the folder with --out")
+    if subject and held_settings(folder).get("weights") != weights_digest(Path(subject.weights)):
+        raise InputError(f"folder {folder} holds generations made with other weights; evaluate anew with --overwrite, or name it with --out")
     return folder
+
+
+def held_settings(folder: Path) -> dict[str, Any]:
+    """What a folder's generations were made with. Raises InputError where it does not say."""
+    try:
+        return json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"folder {folder} has no readable settings.json ({error}); evaluate anew with --overwrite") from None
 
 
 def regrade(config: EvalConfig) -> str:
@@ -367,7 +379,7 @@ def regrade(config: EvalConfig) -> str:
         f"answer {g.answer!r}, gold {g.gold!r}"
         for g in changed
     ]
-    settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+    settings = held_settings(folder)
     config = dataclasses.replace(config, seed=settings["seed"])
     lines.append(f"{len(changed)} of {len(generations)} verdicts changed")
     return "\n".join(lines) + "\n" + report(folder, config, generations, {"model": settings["model"], "regraded": True})

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from nano_exgrpo import distributed
+from nano_exgrpo.checkpoint import list_checkpoints
 from nano_exgrpo.config import TrainConfig
 from nano_exgrpo.policy import Policy, token_batches, token_logprobs
 from nano_exgrpo.replay import ReplayBuffer
@@ -125,10 +126,10 @@ def summary(run: Path, config: TrainConfig) -> str:
     other = "grpo" if config.algo == "exgrpo" else "exgrpo"
     if config.model == "toy":
         preset = "" if config.preset == "toy" else f" --preset {config.preset}"
-        lines.append(f"try next  python train.py{preset} --algo {other}   python eval.py --model {run} --show wrong")
+        lines.append(f"try next  python train.py{preset} --algo {other}   python eval.py --model {run}, then the same with --show wrong")
     else:
         lines.append(f"try next  python eval.py --model {run} --bench gsm8k   python train.py --resume {run} --steps {2 * config.steps}")
-        if not config.save_every:
+        if not list_checkpoints(run):
             lines[-1] = f"try next  python eval.py --model {run} --bench gsm8k   more --steps, with --save-every to go on later"
     return "\n".join(lines)
 

@@ -70,9 +70,10 @@ def sole_writer(folder: Path) -> Iterator[None]:
 
 
 def open_run(folder: Path, config: dict[str, Any]) -> None:
-    """Start a run in its claimed folder: clear away the one that it replaces, write config.json."""
-    for name in ("checkpoints", "model"):
-        shutil.rmtree(folder / name, ignore_errors=True)
+    """Start a run in its claimed folder: clear away the one that it replaces, what eval.py found of it included, and write
+    config.json."""
+    for old in (folder / "checkpoints", folder / "model", folder / "eval", *folder.glob("eval-step-*")):
+        shutil.rmtree(old, ignore_errors=True)
     for name in ("metrics.jsonl", "samples.jsonl", "curves.png"):
         (folder / name).unlink(missing_ok=True)
     write_config(folder, config)

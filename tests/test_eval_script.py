@@ -172,6 +172,18 @@ def test_regrade_corrects_the_kept_verdicts_without_the_model(run, monkeypatch, 
     assert _lines(run / "eval") == true
 
 
+def test_responses_of_other_weights_are_neither_shown_nor_regraded(run, capsys):
+    assert _call("--model", run) == 0
+    save_model(toy.build_policy(seed=5, hidden=16, layers=1), run / "model")
+    for flags in (("--show", "wrong"), ("--regrade",)):
+        assert _call("--model", run, *flags) == 2
+        assert "made with other weights; evaluate anew with --overwrite" in capsys.readouterr().err
+        assert _call("--out", run / "eval", *flags) == 0  # asked for by name
+    assert _call("--model", run, "--overwrite") == 0 and _call("--model", run, "--show", "wrong") == 0
+    (run / "eval" / "settings.json").write_text("{")
+    assert _call("--model", run, "--regrade") == 2 and "no readable settings.json" in capsys.readouterr().err
+
+
 def test_show_explains_failures(run, capsys):
     assert _call("--model", run, "--temperature", "1") == 0
     generations = read_generations(run / "eval").values()

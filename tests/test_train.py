@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -510,6 +511,16 @@ def test_the_toy_learns(tmp_path_factory, algo, capsys):
     for name in ("config.json", "metrics.jsonl", "samples.jsonl", "model/config.json"):
         assert (run / name).exists(), name
     load_policy(str(run / "model"), device=torch.device("cpu"))
+
+
+def test_the_summary_suggests_what_works(tiny, monkeypatch, tmp_path, capsys):
+    """Its commands, run as they stand: the evaluation, and then its wrong responses."""
+    import eval as script
+
+    config = tiny_config(tmp_path, steps=1)
+    train.train(config)
+    (flags,) = re.findall(r"python eval\.py (.+), then the same with --show wrong", capsys.readouterr().out)
+    assert script.main(flags.split()) == 0 and script.main([*flags.split(), "--show", "wrong"]) == 0
 
 
 def test_the_summary_says_what_changed_and_how_sure_that_is(tmp_path):
