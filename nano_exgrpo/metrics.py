@@ -68,9 +68,8 @@ def step_metrics(groups: Sequence[Sequence[Trajectory]], buffer: ReplayBuffer, *
 
 
 def sample_rows(policy: Policy, groups: Sequence[Sequence[Trajectory]], config: TrainConfig) -> list[dict[str, Any]]:
-    """Rows of samples.jsonl: the first trajectories of this step, under the policy that produced them."""
-    everything = [t for group in groups for t in group]
-    logged = everything if config.log_samples < 0 else everything[: config.log_samples]
+    """Rows of samples.jsonl: `choose_samples` of this step's trajectories, under the policy that produced them."""
+    logged = choose_samples(groups, config.log_samples)
     rows: list[dict[str, Any]] = [{} for _ in logged]
     lengths = [len(t.prompt_ids) + len(t.response_ids) for t in logged]
     for batch in token_batches(lengths, config.train_batch_tokens):
@@ -98,6 +97,18 @@ def sample_rows(policy: Policy, groups: Sequence[Sequence[Trajectory]], config: 
                 "token_entropies": [round(value, 4) for value in values.tolist()],
             }
     return rows
+
+
+def choose_samples(groups: Sequence[Sequence[Trajectory]], count: int) -> list[Trajectory]:
+    """`count` trajectories, -1 for all: the first two of groups spread evenly over the batch, more of each where the groups
+    are too few. Replayed groups stand first in a batch, and the replayed trajectory first in its group: so both kinds of
+    groups are seen, and what is replayed beside what is fresh."""
+    if count < 0:
+        return [t for group in groups for t in group]
+    rows = max(2, math.ceil(count / len(groups)))  # of each group
+    number = math.ceil(count / rows)  # of groups
+    spread = [groups[i * len(groups) // number] for i in range(number)]
+    return [t for group in spread for t in group[:rows]][:count]
 
 
 def eval_metrics(rewards: list[list[float]]) -> dict[str, Any]:

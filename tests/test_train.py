@@ -22,7 +22,7 @@ from nano_exgrpo import start as start_module
 from nano_exgrpo import update as update_module
 from nano_exgrpo.config import resolve
 from nano_exgrpo.generations import grade
-from nano_exgrpo.metrics import summary
+from nano_exgrpo.metrics import choose_samples, summary
 from nano_exgrpo.policy import encode_prompt, load_policy, token_logprobs
 from nano_exgrpo.replay import ReplayBuffer
 from nano_exgrpo.rollout import Trajectory
@@ -511,6 +511,24 @@ def test_the_toy_learns(tmp_path_factory, algo, capsys):
     for name in ("config.json", "metrics.jsonl", "samples.jsonl", "model/config.json"):
         assert (run / name).exists(), name
     load_policy(str(run / "model"), device=torch.device("cpu"))
+
+
+def test_logged_samples_are_of_replayed_and_of_fresh_groups(tiny, monkeypatch, tmp_path):
+    """B 8, K 4, half of it replayed, and eight rows a step: two of every second group, the first of each in the order of the batch."""
+    script = Script(monkeypatch, tmp_path, 40, lambda step, id: 2)
+    script.run(tmp_path, steps=3, questions_per_step=8, group_size=4, start_threshold=-1.0, log_samples=8)
+    samples = [row for row in read_lines(tmp_path / "run" / "samples.jsonl") if row["step"] == 3]
+    expected = [t for group in script.groups[2][::2] for t in group[:2]]
+    assert [(s["question"], s["response"], s["replayed"]) for s in samples] == [(t.question_id, t.text, t.replayed) for t in expected]
+    assert [s["replayed"] for s in samples] == [True, False, True, False, False, False, False, False]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 8, 15, 16, 31, 32, 99, -1])
+def test_as_many_samples_are_logged_as_asked_for(count):
+    groups = [[Trajectory(str(g), torch.tensor([0]), torch.tensor([k]), "") for k in range(4)] for g in range(8)]
+    chosen = [(t.question_id, int(t.response_ids)) for t in choose_samples(groups, count)]
+    assert len(set(chosen)) == len(chosen) == (min(count, 32) if count >= 0 else 32)
+    assert chosen == sorted(chosen) and len({id for id, _ in chosen}) == (min(8, math.ceil(count / 2)) if count >= 0 else 8)
 
 
 def test_the_summary_suggests_what_works(tiny, monkeypatch, tmp_path, capsys):
