@@ -245,7 +245,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
                 buffer.update(group, may_retire=config.retire and left > B)
 
         # ---- everything below only watches
-        row = {"step": step, **step_metrics(groups, buffer, scored_tokens=scored_tokens), **update}
+        row = {"step": step, **step_metrics(groups, buffer, replayed_questions=len(replayed_ids), scored_tokens=scored_tokens), **update}
         tokens = row["num_tokens"]
         tokens_seen += tokens
         row.update({"replay/started": started, "num_tokens": tokens_seen, "epoch": sampler.epoch})

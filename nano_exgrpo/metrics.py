@@ -1,7 +1,8 @@
 """What is measured while training: nothing in here changes what is learned.
 
-Names are TRL's where it has the same quantity (`reward`, `entropy`, `clip_ratio`, `completions/mean_length`, …), so
-that runs can be compared. With several processes every figure is that of all of them together.
+Names are TRL's where it has the same quantity (`reward`, `clip_ratio`, `completions/mean_length`, …), so that runs can
+be compared. `entropy` is near to TRL's, which is over all completions: here it is over the tokens that were trained on,
+replayed ones included, since rows without an advantage never see a forward pass. With several processes every figure is that of all of them together.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ from nano_exgrpo.runlog import read_lines
 from nano_exgrpo.stats import accuracy_interval
 
 
-def step_metrics(groups: Sequence[Sequence[Trajectory]], buffer: ReplayBuffer, *, scored_tokens: int) -> dict[str, Any]:
+def step_metrics(
+    groups: Sequence[Sequence[Trajectory]], buffer: ReplayBuffer, *, replayed_questions: int, scored_tokens: int
+) -> dict[str, Any]:
     """Metrics of one step's groups, rewarded, and of the buffer after it.
 
     reward: success rate of the fresh rollouts. questions/solved, /failed: shares of groups whose K trajectories, the
     replayed one included, all succeed or all fail, and so have no gradient. num_tokens: of this step's rollouts.
+    replayed_questions: asked because the buffer said so, with a stored trajectory or (--trajectory-choice none) without.
     scored_tokens: of stored successes that were scored to choose the replayed ones.
     """
     new = [t for group in groups for t in group if not t.replayed]
@@ -42,7 +46,7 @@ def step_metrics(groups: Sequence[Sequence[Trajectory]], buffer: ReplayBuffer, *
             "groups": len(groups),
             "solved": sum(all(t.reward == 1 for t in group) for group in groups),
             "failed": sum(all(t.reward == 0 for t in group) for group in groups),
-            "replayed": sum(t.replayed for group in groups for t in group),
+            "replayed": replayed_questions,
             "stored": len(buffer.stored),
             "trajectories": len(buffer),
             "retired": len(buffer.retired),

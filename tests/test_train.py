@@ -250,7 +250,8 @@ def test_trajectory_choice_is_by_entropy_under_the_current_policy(tiny, monkeypa
 def test_a_question_can_be_asked_again_without_a_stored_trajectory(tiny, monkeypatch, tmp_path):
     """The control for replay: the buffer says which questions to ask, and all K of their trajectories are fresh."""
     script = Script(monkeypatch, tmp_path, 40, lambda step, id: 2)
-    script.run(tmp_path, steps=3, questions_per_step=8, group_size=4, start_threshold=-1.0, trajectory_choice="none")
+    rows = script.run(tmp_path, steps=3, questions_per_step=8, group_size=4, start_threshold=-1.0, trajectory_choice="none")
+    assert [row["replay/questions"] for row in rows] == [0, 4, 4]  # replayed all the same
     first = {id for id, _ in script.asked[0]}
     assert {id for id, _ in script.asked[1][:4]} <= first and not {id for id, _ in script.asked[1][4:]} & first
     assert all(n == 4 for asked in script.asked for _, n in asked)
