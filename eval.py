@@ -255,8 +255,9 @@ def load_tasks(config: EvalConfig, subject: Subject) -> list[Task]:
 
 
 def record(config: EvalConfig, subject: Subject, tasks: Sequence[Task]) -> dict[str, Any]:
-    """All that decides what is generated: a folder goes on only under the same."""
-    names = ("temperature", "top_p", "max_new_tokens", "system_prompt", "seed", "dtype", "batch_tokens")
+    """All that decides what is generated (but the device, which rounds its sums in its own way): a folder goes on only under
+    the same."""
+    names = ("temperature", "top_p", "max_new_tokens", "system_prompt", "seed", "dtype", "sampler", "batch_tokens")
     return {
         "model": config.model,
         "weights": weights_digest(Path(subject.weights)),

@@ -150,6 +150,8 @@ def test_other_settings_or_weights_are_not_mixed_in(run, capsys):
     assert _call("--model", run) == 0
     assert _call("--model", run, "--temperature", "1") == 2
     assert "made with --temperature 0.6" in capsys.readouterr().err
+    assert _call("--model", run, "--sampler", "loop") == 2
+    assert "made with --sampler 'generate'" in capsys.readouterr().err
     save_model(toy.build_policy(seed=5, hidden=16, layers=1), run / "model")
     assert _call("--model", run) == 2
     assert "other weights" in capsys.readouterr().err
