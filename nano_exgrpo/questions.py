@@ -284,7 +284,8 @@ def put_out_of_reach(questions: list[Question], share: float, *, seed: int, term
 
 
 class QuestionSampler:
-    """Draws fresh questions, every one once an epoch, in an order shuffled anew each epoch."""
+    """Draws fresh questions, every one once an epoch, in an order shuffled anew each epoch. (One whose turn comes in a step
+    that replays it has had its turn.)"""
 
     def __init__(self, questions: list[Question], *, seed: int) -> None:
         self.questions = {q.id: q for q in questions}
