@@ -142,7 +142,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
         return save_checkpoint(run, step, policy, state)
 
     def evaluate_now() -> dict[str, Any]:
-        result = evaluate(
+        groups = evaluate(
             policy,
             distributed.shard(held_out),
             samples=config.eval_samples,
@@ -152,7 +152,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
             batch_size=config.rollout_batch,
             seed=config.seed,
         )
-        return eval_metrics(distributed.gather([[t.reward for t in group] for group in result.trajectories]))
+        return eval_metrics(distributed.gather([[t.reward for t in group] for group in groups]))
 
     def log(name: str, rows: list[dict[str, Any]]) -> None:
         if distributed.is_main():
@@ -303,7 +303,7 @@ def explain(error: Exception, run: str) -> str | None:
 def main(argv: list[str] | None = None) -> int:
     run = ""
     try:
-        config, _ = parse_train_config(argv)
+        config = parse_train_config(argv)
         if config.dry_run:
             shape = toy_shape(config) if config.model == "toy" else load_shape(config.model)
             print(fit_table(shape, config, resolve_device(config.device)))

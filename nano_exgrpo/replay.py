@@ -119,7 +119,7 @@ class ReplayBuffer:
         seen = {tuple(t.response_ids.tolist()) for t in known}
         for trajectory in successes:
             key = tuple(trajectory.response_ids.tolist())
-            if trajectory.replayed or trajectory.logprobs is None or key in seen:
+            if trajectory.logprobs is None or key in seen:
                 continue
             seen.add(key)
             known = known + [trajectory]

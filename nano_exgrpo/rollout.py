@@ -55,13 +55,11 @@ def generate_responses(
     top_p: float = 1.0,
     max_new_tokens: int,
     batch_size: int = 64,
-    on_batch: Callable[[list[int], list[Tensor]], None] | None = None,
 ) -> list[list[Tensor]]:
     """`samples` responses to each prompt.
 
     prompts: ragged prompt ids [P] each. samples: one number for all prompts or one for each. temperature: 0 is
     greedy. batch_size: most sequences at a time; a group may be spread over several batches.
-    on_batch: called as soon as a batch is done, with the prompt index of each of its rows and the responses.
     Returns for every prompt a list of its response ids [T], T ≤ max_new_tokens, EOS kept.
     Raises ValueError when prompt and response would not fit the model's context.
     """
@@ -80,8 +78,6 @@ def generate_responses(
         sequences = _generate_batch(policy, [prompts[i] for i in batch], temperature, top_p, max_new_tokens)
         for row, sequence in zip(batch, sequences, strict=True):
             responses[row].append(sequence)
-        if on_batch is not None:
-            on_batch(batch, sequences)
     return responses
 
 
@@ -157,7 +153,6 @@ def rollout(
     temperature: float,
     max_new_tokens: int,
     batch_size: int = 64,
-    top_p: float = 1.0,
 ) -> list[list[Trajectory]]:
     """One group of `samples` trajectories for each (question id, prompt ids [P]); see `generate_responses`."""
     groups = generate_responses(
@@ -165,7 +160,6 @@ def rollout(
         [prompt for _, prompt in questions],
         samples,
         temperature=temperature,
-        top_p=top_p,
         max_new_tokens=max_new_tokens,
         batch_size=batch_size,
     )

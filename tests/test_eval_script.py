@@ -85,7 +85,7 @@ def test_training_and_the_script_agree(run):
     assert _call("--model", run / "model", "--temperature", "1.0", "--samples", "2") == 0
     config = resolve({"held_out": 30, "toy_questions": 60, "run": str(run), "system_prompt": ""})
     policy = load_policy(str(run / "model"), device="cpu")
-    result = evaluate(
+    groups = evaluate(
         policy,
         load_data(config)[1],
         samples=2,
@@ -95,7 +95,7 @@ def test_training_and_the_script_agree(run):
         batch_size=512,
         seed=0,
     )
-    expected = {(t.question_id, i): t.text for group in result.trajectories for i, t in enumerate(group)}
+    expected = {(t.question_id, i): t.text for group in groups for i, t in enumerate(group)}
     assert {(g.id, g.sample): g.response for g in read_generations(run / "eval").values()} == expected
 
 
