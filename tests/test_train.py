@@ -453,6 +453,24 @@ def test_multiple_choice_is_asked_and_graded_alike_in_training_and_evaluation(mo
     assert len(asked) == 12 and all("A. iron\nB. argon" in prompt for prompt in asked)
 
 
+def test_evaluation_asks_as_training_does_but_at_its_own_temperature(tiny, monkeypatch, tmp_path):
+    """Before and after: the same system prompt and longest response. (The toy's template has no place for a system prompt,
+    so it is caught on its way there.)"""
+    asked, generated = [], []
+    encode, generate = evaluate_module.encode_prompt, evaluate_module.generate_responses
+
+    def spy(policy: Any, prompts: Any, samples: Any, **settings: Any) -> Any:
+        generated.extend([(settings["temperature"], settings["max_new_tokens"], settings["top_p"])] * len(prompts))
+        return generate(policy, prompts, samples, **settings)
+
+    monkeypatch.setattr(evaluate_module, "encode_prompt", lambda policy, *text: asked.append(text) or encode(policy, *text))
+    monkeypatch.setattr(evaluate_module, "generate_responses", spy)
+    config = tiny_config(tmp_path, steps=1, system_prompt="Add.", temperature=0.9, eval_temperature=0.4, eval_samples=2)
+    train.train(config)
+    held_out = start_module.load_data(config)[1]
+    assert asked == 2 * [(q.prompt, "Add.") for q in held_out] and generated == 2 * 2 * len(held_out) * [(0.4, 6, 1.0)]
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2"])
 def test_any_model_folder_with_warm_up_data(tmp_path, family):
     """A saved model of another family, JSONL questions and demonstrations, checkpointing on: the whole road."""
