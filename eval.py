@@ -167,7 +167,7 @@ def generate(
 
 def find_subject(model: str) -> Subject:
     """A run folder, the model folder of a run or of one of its checkpoints, any other model folder, or a hub id.
-    Raises InputError for a run that has saved no model yet."""
+    Raises InputError for a run that has saved no model yet, or only the frozen weights of LoRA."""
     if not model:
         raise InputError("name what to evaluate with --model: a run folder, a model folder or a hub id")
     if model == "toy":
@@ -181,15 +181,24 @@ def find_subject(model: str) -> Subject:
         if (path / "model" / "config.json").is_file():
             return Subject(model, str(path / "model"), run, path / "eval")
         if checkpoints:
+            refuse_frozen(run, checkpoints[-1] / "model")
             print(f"{model} is not finished: its last checkpoint, {checkpoints[-1].name}, is evaluated")
             return Subject(model, str(checkpoints[-1] / "model"), run, path / f"eval-{checkpoints[-1].name}")
         raise InputError(f"run {model} has saved no model yet; finish it with train.py --resume {model}")
     for parent in path.resolve().parents[:3] if path.is_dir() else ():  # <run>/model, <run>/checkpoints/step-…/model
         if (run := run_settings(parent)) is not None:
+            refuse_frozen(run, path)
             step = path.resolve().parent.name if path.resolve().parent != parent else ""
             return Subject(model, model, run, parent / (f"eval-{step}" if step else "eval"))
     resolve_model_name(model)  # fails here rather than after a folder was made
     return Subject(model, model, None, Path("evals") / model.rstrip("/").split("/")[-1])
+
+
+def refuse_frozen(run: TrainConfig, weights: Path) -> None:
+    """Raises InputError for the model folder of a LoRA run's checkpoint, which has learned nothing: what has, the adapters,
+    stands beside it in state.pt."""
+    if run.lora_rank and (weights.parent / "state.pt").is_file():
+        raise InputError(f"{weights} holds the frozen weights of a LoRA run; finish it with train.py --resume, then evaluate it")
 
 
 def run_settings(folder: Path) -> TrainConfig | None:

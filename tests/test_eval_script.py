@@ -302,6 +302,19 @@ def test_an_extended_run_is_judged_by_its_new_weights(tmp_path, monkeypatch, cap
     assert "not finished" in capsys.readouterr().out
 
 
+def test_the_frozen_weights_of_an_unfinished_lora_run_are_not_evaluated(run, capsys):
+    settings = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**settings, "lora_rank": 4}))
+    assert script.find_subject(str(run)).weights == str(run / "model")  # merged
+    checkpoint = run / "checkpoints" / "step-000004"
+    checkpoint.mkdir(parents=True)
+    (run / "model").rename(checkpoint / "model")
+    (checkpoint / "state.pt").touch()
+    for model in (run, checkpoint / "model"):
+        assert _call("--model", model) == 2
+        assert "holds the frozen weights of a LoRA run; finish it with train.py --resume" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments, words",
     [
