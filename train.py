@@ -83,7 +83,8 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
     digest = questions_digest(train_questions + held_out)
     if resumed is not None and resumed[1]["questions"] != digest:  # ids may be line numbers, and the buffer goes by ids
         raise InputError(
-            f"the questions of {config.data or 'the toy'} are not those that run {run} was trained on; put the old ones back, or start a new run"
+            f"the questions of {config.data or 'the toy'} are not those that run {run} was trained on; put the old ones back, "
+            f"or start a new run"
         )
     if resumed is None:
         policy = start_policy(config, device, stop, weights)
@@ -161,13 +162,14 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
     def stop_asked() -> bool:
         return bool(distributed.total({"stop": stop.requested})["stop"])
 
-    # ---- The run's folder changes only from here on: whatever has failed or was stopped before left it as it was.
-    unstarted = Interrupted("stopped before the first step; nothing was lost, so start again with the same command")
-    if stop_asked():
-        raise unstarted
+    def stop_if_asked() -> None:
+        if stop_asked():
+            raise Interrupted("stopped before the first step; nothing was lost, so start again with the same command")
+
+    # ---- the first evaluation. The run's folder changes only after it: what fails or is stopped before leaves it as it was.
+    stop_if_asked()
     before = evaluate_now() if resumed is None else {}
-    if stop_asked():
-        raise unstarted
+    stop_if_asked()
     if distributed.is_main():
         if resumed is None:
             open_run(run, to_dict(config))

@@ -2,7 +2,8 @@
 
 Names are TRL's where it has the same quantity (`reward`, `clip_ratio`, `completions/mean_length`, …), so that runs can
 be compared. `entropy` is near to TRL's, which is over all completions: here it is over the tokens that were trained on,
-replayed ones included, since rows without an advantage never see a forward pass. With several processes every figure is that of all of them together.
+replayed ones included, since rows without an advantage never see a forward pass. With several processes every figure is
+that of all of them together.
 """
 
 from __future__ import annotations
