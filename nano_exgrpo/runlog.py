@@ -82,6 +82,9 @@ def open_run(folder: Path, config: dict[str, Any]) -> None:
 def reopen_run(folder: Path, config: dict[str, Any], step: int) -> None:
     """Go on with a run at its checkpoint of `step`: forget what came after it, and the model of an end that is none now,
     which eval.py would take for the result."""
+    last = max((row.get("step", 0) for row in read_lines(folder / "metrics.jsonl")), default=0)
+    if last > step:
+        print(f"the last checkpoint is of step {step}: what came after it, up to step {last}, is done again")
     rewind(folder, step)
     shutil.rmtree(folder / "model", ignore_errors=True)
     write_config(folder, config)

@@ -84,7 +84,7 @@ def test_four_steps_are_two_a_resume_and_two(tiny, tmp_path, settings):
     assert config["steps"] == 4 and config["resume"] == ""
 
 
-def test_a_crash_after_the_checkpoint_is_forgotten(tiny, tmp_path):
+def test_a_crash_after_the_checkpoint_is_forgotten(tiny, tmp_path, capsys):
     """The process dies in step 4, after step 3 was logged but not saved, in the middle of a line: the run goes on
     from step 2 and equals one that was never interrupted."""
     common = dict(save_every=2, eval_every=1, log_samples=2, lr=1e-2, start_threshold=-1.0)
@@ -110,7 +110,9 @@ def test_a_crash_after_the_checkpoint_is_forgotten(tiny, tmp_path):
     with (Path(broken.run) / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "rew')
     assert [row["step"] for row in metrics(broken)] == [0, 1, 2, 3]
+    capsys.readouterr()
     assert train.main(["--resume", broken.run]) == 0
+    assert "the last checkpoint is of step 2: what came after it, up to step 3, is done again" in capsys.readouterr().out
     assert_same_end(Path(whole.run), Path(broken.run))
 
 
@@ -178,6 +180,7 @@ def test_a_resumed_run_can_be_extended_from_its_end(tiny, tmp_path, capsys):
     before = metrics(config)
     assert [row["step"] for row in before] == [0, 1, 2, 3, 4]
     assert train.main(["--resume", config.run, "--steps", "5"]) == 0
+    assert "is done again" not in capsys.readouterr().out
     assert metrics(config)[:5] == before and metrics(config)[5]["step"] == 5
 
 
