@@ -39,7 +39,6 @@ from nano_exgrpo.generations import (
     Generation,
     by_benchmark,
     by_question,
-    digest,
     git_commit,
     make_generation,
     open_folder,
@@ -48,7 +47,7 @@ from nano_exgrpo.generations import (
     write_generations,
 )
 from nano_exgrpo.policy import Policy, encode_prompt, load_policy, resolve_device, resolve_model_name
-from nano_exgrpo.questions import InputError, Question
+from nano_exgrpo.questions import InputError, Question, questions_digest
 from nano_exgrpo.runlog import append_lines, write_text
 from nano_exgrpo.stats import average, paired_difference
 from nano_exgrpo.start import load_data
@@ -168,7 +167,7 @@ def generate(
 
 def find_subject(model: str) -> Subject:
     """A run folder, the model folder of a run or of one of its checkpoints, any other model folder, or a hub id.
-    Raises InputError for a run that has saved no model yet."""
+    Raises InputError for a run that has saved no model yet, or only the frozen weights of LoRA."""
     if not model:
         raise InputError("name what to evaluate with --model: a run folder, a model folder or a hub id")
     if model == "toy":
@@ -182,15 +181,24 @@ def find_subject(model: str) -> Subject:
         if (path / "model" / "config.json").is_file():
             return Subject(model, str(path / "model"), run, path / "eval")
         if checkpoints:
+            refuse_frozen(run, checkpoints[-1] / "model")
             print(f"{model} is not finished: its last checkpoint, {checkpoints[-1].name}, is evaluated")
             return Subject(model, str(checkpoints[-1] / "model"), run, path / f"eval-{checkpoints[-1].name}")
         raise InputError(f"run {model} has saved no model yet; finish it with train.py --resume {model}")
     for parent in path.resolve().parents[:3] if path.is_dir() else ():  # <run>/model, <run>/checkpoints/step-…/model
         if (run := run_settings(parent)) is not None:
+            refuse_frozen(run, path)
             step = path.resolve().parent.name if path.resolve().parent != parent else ""
             return Subject(model, model, run, parent / (f"eval-{step}" if step else "eval"))
     resolve_model_name(model)  # fails here rather than after a folder was made
     return Subject(model, model, None, Path("evals") / model.rstrip("/").split("/")[-1])
+
+
+def refuse_frozen(run: TrainConfig, weights: Path) -> None:
+    """Raises InputError for the model folder of a LoRA run's checkpoint, which has learned nothing: what has, the adapters,
+    stands beside it in state.pt."""
+    if run.lora_rank and (weights.parent / "state.pt").is_file():
+        raise InputError(f"{weights} holds the frozen weights of a LoRA run; finish it with train.py --resume, then evaluate it")
 
 
 def run_settings(folder: Path) -> TrainConfig | None:
@@ -256,8 +264,9 @@ def load_tasks(config: EvalConfig, subject: Subject) -> list[Task]:
 
 
 def record(config: EvalConfig, subject: Subject, tasks: Sequence[Task]) -> dict[str, Any]:
-    """All that decides what is generated: a folder goes on only under the same."""
-    names = ("temperature", "top_p", "max_new_tokens", "system_prompt", "seed", "dtype", "batch_tokens")
+    """All that decides what is generated (but the device, which rounds its sums in its own way): a folder goes on only under
+    the same."""
+    names = ("temperature", "top_p", "max_new_tokens", "system_prompt", "seed", "dtype", "sampler", "batch_tokens")
     return {
         "model": config.model,
         "weights": weights_digest(Path(subject.weights)),
@@ -266,7 +275,7 @@ def record(config: EvalConfig, subject: Subject, tasks: Sequence[Task]) -> dict[
             task.name: {
                 "samples": task.samples,
                 "questions": len(task.questions),
-                "digest": digest(json.dumps([(q.id, q.prompt, q.answer) for q in task.questions]).encode()),
+                "digest": questions_digest(task.questions),
             }
             for task in tasks
         },
@@ -288,7 +297,7 @@ def report(folder: Path, config: EvalConfig, generations: Sequence[Generation], 
         **about,
         "benchmarks": {name: dataclasses.asdict(f) for name, f in figures.items()},
         "averages": {group: dataclasses.asdict(interval) for group, interval in averages.items()},
-        "settings": json.loads((folder / "settings.json").read_text(encoding="utf-8")),
+        "settings": held_settings(folder),
         "seed": config.seed,
         "versions": {
             "python": platform.python_version(),
@@ -350,11 +359,23 @@ def compare(config: EvalConfig, given: set[str], sides: Sequence[str]) -> str:
 
 
 def kept_folder(config: EvalConfig) -> Path:
-    """The folder that --regrade and --show work on. Raises InputError when it holds no generations."""
-    folder = Path(config.out) if config.out else find_subject(config.model).out
+    """The folder that --regrade and --show work on. Raises InputError when it holds no generations, or when the model was
+    trained on since."""
+    subject = None if config.out else find_subject(config.model)
+    folder = subject.out if subject else Path(config.out)
     if not (folder / "generations.jsonl").is_file():
         raise InputError(f"folder {folder} holds no generations.jsonl; evaluate first, or name the folder with --out")
+    if subject and held_settings(folder).get("weights") != weights_digest(Path(subject.weights)):
+        raise InputError(f"folder {folder} holds generations made with other weights; evaluate anew with --overwrite, or name it with --out")
     return folder
+
+
+def held_settings(folder: Path) -> dict[str, Any]:
+    """What a folder's generations were made with. Raises InputError where it does not say."""
+    try:
+        return json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"folder {folder} has no readable settings.json ({error}); evaluate anew with --overwrite") from None
 
 
 def regrade(config: EvalConfig) -> str:
@@ -368,7 +389,7 @@ def regrade(config: EvalConfig) -> str:
         f"answer {g.answer!r}, gold {g.gold!r}"
         for g in changed
     ]
-    settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+    settings = held_settings(folder)
     config = dataclasses.replace(config, seed=settings["seed"])
     lines.append(f"{len(changed)} of {len(generations)} verdicts changed")
     return "\n".join(lines) + "\n" + report(folder, config, generations, {"model": settings["model"], "regraded": True})

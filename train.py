@@ -24,7 +24,6 @@ import torch
 from tqdm import tqdm
 
 from nano_exgrpo import distributed
-from nano_exgrpo.checker import reward
 from nano_exgrpo.checkpoint import (
     Interrupted,
     StopRequest,
@@ -36,16 +35,17 @@ from nano_exgrpo.checkpoint import (
 )
 from nano_exgrpo.config import TrainConfig, parse_train_config, to_dict
 from nano_exgrpo.evaluate import evaluate, is_out_of_memory
+from nano_exgrpo.generations import grade
 from nano_exgrpo.lora import adapter_state, add_lora, load_adapter, require_peft
 from nano_exgrpo.loss import group_advantages, keep_difficulty
 from nano_exgrpo.memory import fit_table, load_shape
 from nano_exgrpo.metrics import Stopwatch, eval_metrics, sample_rows, step_metrics, summary
 from nano_exgrpo.optim import adamw8bit_class, make_optimizer, own_part, resolve_dtypes
 from nano_exgrpo.policy import compile_layers, enable_gradient_checkpointing, load_policy, resolve_device, resolve_model_name
-from nano_exgrpo.questions import InputError, QuestionSampler
+from nano_exgrpo.questions import InputError, QuestionSampler, questions_digest
 from nano_exgrpo.replay import ReplayBuffer, choose_trajectories
 from nano_exgrpo.rollout import rollout
-from nano_exgrpo.runlog import append_lines, claim_run, open_run, plot_curves, rewind, sole_writer, write_config
+from nano_exgrpo.runlog import append_lines, claim_run, open_run, plot_curves, reopen_run, sole_writer
 from nano_exgrpo.start import encode_prompts, load_data, start_policy, toy_shape
 from nano_exgrpo.update import update_policy
 
@@ -56,7 +56,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
     """Run the whole training that `config` describes; returns the run's folder.
 
     stop: asks for an early end, with a checkpoint, after the current step.
-    Raises InputError, and Interrupted where there is nothing yet to save."""
+    Raises InputError, and Interrupted at an early end."""
     run = Path(config.run)
     stop = stop or StopRequest()
     device = resolve_device(config.device)
@@ -80,6 +80,12 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
     # ---- questions and policy. With torchrun, B and everything below are this process's share (distributed.py).
     B = distributed.share_of(config.questions_per_step, "--questions-per-step")
     train_questions, held_out = load_data(config)
+    digest = questions_digest(train_questions + held_out)
+    if resumed is not None and resumed[1]["questions"] != digest:  # ids may be line numbers, and the buffer goes by ids
+        raise InputError(
+            f"the questions of {config.data or 'the toy'} are not those that run {run} was trained on; put the old ones back, "
+            f"or start a new run"
+        )
     if resumed is None:
         policy = start_policy(config, device, stop, weights)
     else:
@@ -95,6 +101,12 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
         compile_layers(policy)
     prompts = encode_prompts(policy, train_questions, config)
     questions = {q.id: q for q in distributed.shard([q for q in train_questions if q.id in prompts])}
+    needed, available = config.updates_per_step * distributed.world_size(), min(config.questions_per_step, len(prompts))
+    if available < needed:  # an update would have no group
+        raise InputError(
+            f"a step needs at least {needed} questions, one for each update (--updates-per-step {config.updates_per_step}) of each "
+            f"process, and has {available}"
+        )
     fitting = encode_prompts(policy, held_out, config)
     held_out = [q for q in held_out if q.id in fitting]
     if len(held_out) < distributed.world_size():
@@ -114,18 +126,14 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
         buffer.load_state_dict(state["buffer"])
         started, bad_steps, first_step, tokens_seen = state["started"], state["bad_steps"], state["step"], state["tokens_seen"]
         set_random_state(state["random"])
-        if distributed.is_main():
-            rewind(run, first_step)
-            write_config(run, {**to_dict(config), "resume": ""})
     else:
         torch.manual_seed(seed)  # the same rollouts whether the warmed-up policy was made or read from its cache
-        if distributed.is_main():
-            open_run(run, to_dict(config))
 
     def save(step: int) -> Path:
         state = {
             "optimizer": own_part(optimizer).state_dict(),
             "adapter": adapter_state(policy.model),
+            "questions": digest,
             "sampler": sampler.state_dict(),
             "buffer": buffer.state_dict(),
             "started": started,
@@ -135,7 +143,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
         return save_checkpoint(run, step, policy, state)
 
     def evaluate_now() -> dict[str, Any]:
-        result = evaluate(
+        groups = evaluate(
             policy,
             distributed.shard(held_out),
             samples=config.eval_samples,
@@ -145,14 +153,30 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
             batch_size=config.rollout_batch,
             seed=config.seed,
         )
-        return eval_metrics(distributed.gather([[t.reward for t in group] for group in result.trajectories]))
+        return eval_metrics(distributed.gather([[t.reward for t in group] for group in groups]))
 
     def log(name: str, rows: list[dict[str, Any]]) -> None:
         if distributed.is_main():
             append_lines(run / name, rows)
 
+    def stop_asked() -> bool:
+        return bool(distributed.total({"stop": stop.requested})["stop"])
+
+    def stop_if_asked() -> None:
+        if stop_asked():
+            raise Interrupted("stopped before the first step; nothing was lost, so start again with the same command")
+
+    # ---- the first evaluation. The run's folder changes only after it: what fails or is stopped before leaves it as it was.
+    stop_if_asked()
+    before = evaluate_now() if resumed is None else {}
+    stop_if_asked()
+    if distributed.is_main():
+        if resumed is None:
+            open_run(run, to_dict(config))
+        else:
+            reopen_run(run, {**to_dict(config), "resume": ""}, first_step)
     if resumed is None:
-        log("metrics.jsonl", [{"step": 0, **evaluate_now()}])
+        log("metrics.jsonl", [{"step": 0, **before}])
 
     progress = tqdm(
         range(first_step + 1, config.steps + 1), desc=config.algo, initial=first_step, total=config.steps,
@@ -194,7 +218,9 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
         # 5. Rewards and advantages. The replayed success counts in its group's mean.
         for group in groups:
             for trajectory in group:
-                trajectory.reward = reward(trajectory.text, questions[trajectory.question_id].answer)
+                question = questions[trajectory.question_id]
+                _, right = grade(trajectory.text, question.answer, question.letters)
+                trajectory.reward = float(right)
         new = [t for group in groups for t in group]
         fresh_sums = distributed.total({"right": sum(t.reward for t in new), "rollouts": len(new)})
         success_rate = fresh_sums["right"] / fresh_sums["rollouts"]
@@ -221,7 +247,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
                 buffer.update(group, may_retire=config.retire and left > B)
 
         # ---- everything below only watches
-        row = {"step": step, **step_metrics(groups, buffer, scored_tokens=scored_tokens), **update}
+        row = {"step": step, **step_metrics(groups, buffer, replayed_questions=len(replayed_ids), scored_tokens=scored_tokens), **update}
         tokens = row["num_tokens"]
         tokens_seen += tokens
         row.update({"replay/started": started, "num_tokens": tokens_seen, "epoch": sampler.epoch})
@@ -244,15 +270,16 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
         if bad_steps >= MOST_BAD_STEPS:
             save(step)
             raise InputError(f"gradients were NaN or infinite in {bad_steps} steps in a row; lower --lr or use fp32")
-        stopping = not last and bool(distributed.total({"stop": stop.requested})["stop"])
-        if stopping or (config.save_every and (last or step % config.save_every == 0)):
+        stopping = not last and stop_asked()
+        # A resumed run has a checkpoint, so it needs one of its end, too: from an older one, --steps would undo what followed.
+        due = config.save_every and step % config.save_every == 0
+        if stopping or due or (last and (config.save_every or resumed is not None)):
             save(step)
         if stopping:
             progress.close()
             world = distributed.world_size()
             start = "python" if world == 1 else f"torchrun --nproc-per-node {world} --"
-            print(f"\nstopped after step {step}; go on with: {start} train.py --resume {run}")
-            return run
+            raise Interrupted(f"stopped after step {step}; go on with: {start} train.py --resume {run}")
 
     if not distributed.is_main():
         return run
@@ -278,7 +305,7 @@ def explain(error: Exception, run: str) -> str | None:
 def main(argv: list[str] | None = None) -> int:
     run = ""
     try:
-        config, _ = parse_train_config(argv)
+        config = parse_train_config(argv)
         if config.dry_run:
             shape = toy_shape(config) if config.model == "toy" else load_shape(config.model)
             print(fit_table(shape, config, resolve_device(config.device)))
@@ -292,11 +319,12 @@ def main(argv: list[str] | None = None) -> int:
         print(f"train.py: {error}", file=sys.stderr)
         return 2
     except Interrupted as error:
-        print(f"\ntrain.py: {error}", file=sys.stderr)
-        return 130  # what a shell reports for Ctrl-C
+        if distributed.is_main():
+            print(f"\ntrain.py: {error}", file=sys.stderr)
+        return 130  # what a shell reports for Ctrl-C, so that what stands behind && does not begin
     except (RuntimeError, MemoryError, OSError) as error:
         sentence = explain(error, run)
-        if sentence is None and distributed.world_size() > 1:
+        if sentence is None and distributed.lost_another(error):
             reason = str(error).splitlines()[0]
             sentence = f"another process has ended, so this one (rank {distributed.rank()}) stops too: {reason}"
         if sentence is None:

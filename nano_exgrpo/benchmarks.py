@@ -15,10 +15,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nano_exgrpo.questions import InputError, Question, final_answer, read_hub, read_jsonl, refuse_surrogates, sum_questions
-
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-
+from nano_exgrpo.questions import (
+    LETTERS,
+    InputError,
+    Question,
+    final_answer,
+    multiple_choice_prompt,
+    read_hub,
+    read_jsonl,
+    read_options,
+    refuse_surrogates,
+    sum_questions,
+)
 
 @dataclass(frozen=True)
 class Benchmark:
@@ -102,7 +110,7 @@ def load_benchmark(name: str, *, data: str = "", shuffle_seed: int | None = None
     """The questions of benchmark `name` as they are asked, multiple choice with lettered options.
 
     data: a JSONL file in place of the hub, its rows in the hub's layout or with the fields question, answer and,
-    for multiple choice, choices (the answer then being a letter). `name` may then be one that is not known here.
+    for multiple choice, choices (the answer then being a letter or an option's text). `name` may then be one that is not known here.
     shuffle_seed: shuffles the options of every question; None keeps the data set's order (GPQA is always shuffled).
     Raises InputError: file or hub cannot be read, terms not accepted, a row without a field, no rows.
     """
@@ -166,21 +174,6 @@ def to_question(
     return Question(id, multiple_choice_prompt(prompt, options), LETTERS[right], tuple(options), name)
 
 
-def multiple_choice_prompt(question: str, options: list[str]) -> str:
-    r"""The question, its options lettered, and how to answer.
-
-    >>> print(multiple_choice_prompt("Which is a metal?", ["iron", "argon"]))
-    Which is a metal?
-    <BLANKLINE>
-    A. iron
-    B. argon
-    <BLANKLINE>
-    Give the letter of the right option in \boxed{}.
-    """
-    lettered = "\n".join(f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False))
-    return f"{question}\n\n{lettered}\n\nGive the letter of the right option in \\boxed{{}}."
-
-
 def _field(row: dict[str, Any], name: str, where: str) -> Any:
     if row.get(name) in (None, "", []):
         raise InputError(f"{where} has no field '{name}' (it has: {', '.join(sorted(row)) or 'none'})")
@@ -205,19 +198,8 @@ def _options(row: dict[str, Any], field: str | tuple[str, ...], answer: str, whe
     """(the options in the data set's order, index of the right one)."""
     if isinstance(field, tuple):
         return [str(_field(row, name, where)).strip() for name in field], field.index(answer)
-    found, key = _field(row, field, where), str(_field(row, answer, where)).strip()
-    if isinstance(found, dict):  # ARC: labels are letters in most rows, "1" to "4" in some
-        options, labels = [str(o).strip() for o in found.get("text") or ()], [str(x) for x in found.get("label") or ()]
-    else:
-        options = [str(o).strip() for o in found] if isinstance(found, (list, tuple)) else []
-        labels = list(LETTERS[: len(options)])
-    if len(options) < 2 or len(options) != len(labels) or len(options) > len(LETTERS):
-        raise InputError(
-            f"{where}: field '{field}' must be a list of 2 to 26 options (or a dict of text and label lists)"
-        )
-    if key not in labels:
-        raise InputError(f"{where}: field '{answer}' is {key!r}, which is none of the options {', '.join(labels)}")
-    right = labels.index(key)
+    found, gold = _field(row, field, where), str(_field(row, answer, where)).strip()
+    options, right = read_options(found, gold, f"{where}: field '{field}'", f"{where}: field '{answer}'")
     # MMLU-Pro once padded short questions to ten options with "N/A": those are no options.
     kept = [i for i, option in enumerate(options) if option != "N/A" or i == right]
     return [options[i] for i in kept], kept.index(right)

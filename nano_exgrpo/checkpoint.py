@@ -3,7 +3,7 @@ and 2 more steps equal 4 steps bit for bit (on a CPU; GPU kernels may sum in ano
 
     runs/<name>/checkpoints/step-000040/
         model/      weights, configuration and tokenizer, as `from_pretrained` reads them; with LoRA, the frozen ones
-        state.pt    step, optimiser, data order, replay buffer, random states: plain containers and tensors
+        state.pt    step, optimiser, the questions' digest and order, replay buffer, random states: plain containers and tensors
         state-1.pt  … the same of every further process
 """
 
@@ -143,7 +143,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 class Interrupted(Exception):
-    """The user ended the run before there was anything to save."""
+    """The user ended the run early. The message says what was saved, and how to go on."""
 
 
 class StopRequest:

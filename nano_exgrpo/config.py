@@ -209,12 +209,12 @@ def add_arguments(parser: argparse.ArgumentParser, config: type) -> None:
         parser.add_argument("--" + field.name.replace("_", "-"), **options)
 
 
-def parse_train_config(argv: list[str] | None = None) -> tuple[TrainConfig, set[str]]:
-    """(resolved configuration, names of the settings given as flags). Raises InputError on a bad value."""
+def parse_train_config(argv: list[str] | None = None) -> TrainConfig:
+    """The resolved configuration. Raises InputError on a bad value."""
     parser = Parser("train.py", description="Train a language model with ExGRPO or GRPO.", allow_abbrev=False)
     add_arguments(parser, TrainConfig)
     given = vars(parser.parse_args(argv))
-    return (resolve_resumed(given) if given.get("resume") else resolve(given)), set(given)
+    return resolve_resumed(given) if given.get("resume") else resolve(given)
 
 
 def resolve(given: dict[str, Any]) -> TrainConfig:

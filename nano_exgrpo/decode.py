@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ def decode(
 ) -> list[Tensor]:
     """Response ids [max_new_tokens] for each row of prompt ids [P]; what stands after a stop token is padding.
 
-    Rows whose prompts are the same tensor share its forward pass. Raises InputError when the logits are not finite."""
+    Rows whose prompts are the same tensor share its forward pass. Raises InputError when logits are NaN or infinite."""
     model, project = policy.model, policy.model.get_output_embeddings()
     unique = {id(p): p for p in prompts}
     index = {key: i for i, key in enumerate(unique)}
@@ -39,8 +38,6 @@ def decode(
         positions = (attention.cumsum(1) - 1).clamp(min=0)  # [G, P]: padding on the left shifts no position
         output = model.base_model(input_ids=ids, attention_mask=attention, position_ids=positions, use_cache=True)
         logits = project(output.last_hidden_state[:, -1])  # [G, V]
-        if not logits.logsumexp(-1).isfinite().all():
-            raise InputError(DIVERGED)
         logits = logits[prompt_of]  # [B, V]
         name = "cache" if hasattr(output, "cache") else "past_key_values"  # transformers renamed it in 5.24
         cache = getattr(output, name)
@@ -89,18 +86,27 @@ def draw_tokens(logits: Tensor, temperature: float, top_p: float = 1.0) -> Tenso
     because in fp32 tokens below 1e-7 would lose their probability (MPS has no fp64). `torch.multinomial` draws
     V random numbers a row instead, on a CPU a fifth of all generation time.
     top_p: keep only the likeliest tokens that together reach this probability; 1 keeps all.
+    Raises InputError for a row with NaN or +∞, or with nothing but −∞: they show in its largest logit or its total.
     """
     if temperature == 0:
-        return logits.argmax(-1)
+        largest, tokens = logits.max(-1)  # [B] each
+        require_finite(largest)
+        return tokens
     probs = (logits.float() / temperature).softmax(-1)  # [B, V]
     if top_p < 1:
         ordered, tokens = probs.sort(-1, descending=True)  # [B, V] each
         ordered = ordered.masked_fill(ordered.cumsum(-1) - ordered >= top_p, 0.0)  # the token that reaches top_p stays
         probs = torch.zeros_like(probs).scatter(-1, tokens, ordered)
     cumulated = probs.cumsum(-1, dtype=torch.float32 if probs.device.type == "mps" else torch.float64)  # [B, V]
+    require_finite(cumulated[:, -1])
     # In [0, 1) of the total, so that the answer is never a token of probability 0.
     uniform = torch.rand(len(probs), 1, dtype=cumulated.dtype, device=probs.device) * cumulated[:, -1:]  # [B, 1]
     return torch.searchsorted(cumulated, uniform, right=True).clamp(max=probs.shape[-1] - 1).squeeze(-1)
+
+
+def require_finite(values: Tensor) -> None:
+    if not values.isfinite().all():
+        raise InputError(DIVERGED)
 
 
 @contextmanager

@@ -57,6 +57,12 @@ def start(device: str) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - one process speaks
 
 
+def lost_another(error: BaseException) -> bool:
+    """Whether an error says that another process has ended, and no more than that: NCCL's have a type of their own, gloo's
+    are plain RuntimeErrors that name its file ("…/gloo/transport/tcp/pair.cc:553] Connection closed by peer")."""
+    return world_size() > 1 and (isinstance(error, dist.DistError) or "gloo/transport" in str(error))
+
+
 def finish() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()

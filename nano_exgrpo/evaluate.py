@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from nano_exgrpo.benchmarks import LETTERS
 from nano_exgrpo.checker import is_equal
 from nano_exgrpo.generations import Generation, by_question, grade
 from nano_exgrpo.policy import Policy, encode_prompt, token_batches
@@ -196,17 +195,6 @@ def figures_table(figures: dict[str, Figures], averages: dict[str, Interval]) ->
 # ------------------------------------------------------------------------------------------ all at once
 
 
-@dataclass
-class Evaluation:
-    """Accuracy with its 95 % interval, and every graded trajectory, grouped by question."""
-
-    accuracy: float
-    low: float
-    high: float
-    questions: int
-    trajectories: list[list[Trajectory]]
-
-
 def evaluate(
     policy: Policy,
     questions: Sequence[Question],
@@ -217,8 +205,8 @@ def evaluate(
     system_prompt: str,
     batch_size: int,
     seed: int,
-) -> Evaluation:
-    """`samples` responses to each question, in batches of about `batch_size` sequences, graded.
+) -> list[list[Trajectory]]:
+    """`samples` responses to each question, in batches of about `batch_size` sequences, graded: their reward is 1 or 0.
 
     Leaves the global random state as it was, so that evaluating more often changes no training."""
     asked = [(q.id, encode_prompt(policy, q.prompt, system_prompt)) for q in questions]
@@ -231,8 +219,7 @@ def evaluate(
     ):
         for (index, _), trajectory in zip(rows, trajectories, strict=True):
             question = questions[index]
-            _, right = grade(trajectory.text, question.answer, LETTERS[: len(question.choices)])
+            _, right = grade(trajectory.text, question.answer, question.letters)
             trajectory.reward = float(right)
             groups[index].append(trajectory)
-    accuracy = accuracy_interval([[t.reward for t in group] for group in groups])
-    return Evaluation(accuracy.value, accuracy.low, accuracy.high, len(questions), groups)
+    return groups

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nano_exgrpo.benchmarks import LETTERS
 from nano_exgrpo.checker import explain, extract_answer, extract_choice, reward
 from nano_exgrpo.questions import InputError, Question
 from nano_exgrpo.rollout import Trajectory
@@ -27,7 +26,7 @@ from nano_exgrpo.runlog import read_lines, write_text
 def grade(response: str, gold: str, letters: str = "") -> tuple[str | None, bool]:
     """(extracted answer or None, whether it is right). letters: those of a multiple-choice question's options.
 
-    A free answer is right exactly when `checker.reward` says so: training and evaluation cannot disagree."""
+    Training takes its reward from here as well: it and evaluation cannot disagree."""
     if letters:
         answer = extract_choice(response, letters)
         return answer, answer == gold
@@ -64,11 +63,10 @@ class Generation:
 
 
 def make_generation(benchmark: str, question: Question, sample: int, trajectory: Trajectory) -> Generation:
-    letters = LETTERS[: len(question.choices)]
-    answer, correct = grade(trajectory.text, question.answer, letters)
+    answer, correct = grade(trajectory.text, question.answer, question.letters)
     return Generation(
         benchmark, question.id, sample, question.prompt, trajectory.text, len(trajectory.response_ids),
-        trajectory.truncated, answer, question.answer, correct, letters,
+        trajectory.truncated, answer, question.answer, correct, question.letters,
     )  # fmt: skip
 
 

@@ -1,7 +1,9 @@
 """What is measured while training: nothing in here changes what is learned.
 
-Names are TRL's where it has the same quantity (`reward`, `entropy`, `clip_ratio`, `completions/mean_length`, …), so
-that runs can be compared. With several processes every figure is that of all of them together.
+Names are TRL's where it has the same quantity (`reward`, `clip_ratio`, `completions/mean_length`, …), so that runs can
+be compared. `entropy` is near to TRL's, which is over all completions: here it is over the tokens that were trained on,
+replayed ones included, since rows without an advantage never see a forward pass. With several processes every figure is
+that of all of them together.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 
 from nano_exgrpo import distributed
+from nano_exgrpo.checkpoint import list_checkpoints
 from nano_exgrpo.config import TrainConfig
 from nano_exgrpo.policy import Policy, token_batches, token_logprobs
 from nano_exgrpo.replay import ReplayBuffer
@@ -23,11 +26,14 @@ from nano_exgrpo.runlog import read_lines
 from nano_exgrpo.stats import accuracy_interval
 
 
-def step_metrics(groups: Sequence[Sequence[Trajectory]], buffer: ReplayBuffer, *, scored_tokens: int) -> dict[str, Any]:
+def step_metrics(
+    groups: Sequence[Sequence[Trajectory]], buffer: ReplayBuffer, *, replayed_questions: int, scored_tokens: int
+) -> dict[str, Any]:
     """Metrics of one step's groups, rewarded, and of the buffer after it.
 
     reward: success rate of the fresh rollouts. questions/solved, /failed: shares of groups whose K trajectories, the
     replayed one included, all succeed or all fail, and so have no gradient. num_tokens: of this step's rollouts.
+    replayed_questions: asked because the buffer said so, with a stored trajectory or (--trajectory-choice none) without.
     scored_tokens: of stored successes that were scored to choose the replayed ones.
     """
     new = [t for group in groups for t in group if not t.replayed]
@@ -41,7 +47,7 @@ def step_metrics(groups: Sequence[Sequence[Trajectory]], buffer: ReplayBuffer, *
             "groups": len(groups),
             "solved": sum(all(t.reward == 1 for t in group) for group in groups),
             "failed": sum(all(t.reward == 0 for t in group) for group in groups),
-            "replayed": sum(t.replayed for group in groups for t in group),
+            "replayed": replayed_questions,
             "stored": len(buffer.stored),
             "trajectories": len(buffer),
             "retired": len(buffer.retired),
@@ -67,9 +73,8 @@ def step_metrics(groups: Sequence[Sequence[Trajectory]], buffer: ReplayBuffer, *
 
 
 def sample_rows(policy: Policy, groups: Sequence[Sequence[Trajectory]], config: TrainConfig) -> list[dict[str, Any]]:
-    """Rows of samples.jsonl: the first trajectories of this step, under the policy that produced them."""
-    everything = [t for group in groups for t in group]
-    logged = everything if config.log_samples < 0 else everything[: config.log_samples]
+    """Rows of samples.jsonl: `choose_samples` of this step's trajectories, under the policy that produced them."""
+    logged = choose_samples(groups, config.log_samples)
     rows: list[dict[str, Any]] = [{} for _ in logged]
     lengths = [len(t.prompt_ids) + len(t.response_ids) for t in logged]
     for batch in token_batches(lengths, config.train_batch_tokens):
@@ -99,6 +104,18 @@ def sample_rows(policy: Policy, groups: Sequence[Sequence[Trajectory]], config: 
     return rows
 
 
+def choose_samples(groups: Sequence[Sequence[Trajectory]], count: int) -> list[Trajectory]:
+    """`count` trajectories, -1 for all: the first two of groups spread evenly over the batch, more of each where the groups
+    are too few. Replayed groups stand first in a batch, and the replayed trajectory first in its group: so both kinds of
+    groups are seen, and what is replayed beside what is fresh."""
+    if count < 0:
+        return [t for group in groups for t in group]
+    rows = max(2, math.ceil(count / len(groups)))  # of each group
+    number = math.ceil(count / rows)  # of groups
+    spread = [groups[i * len(groups) // number] for i in range(number)]
+    return [t for group in spread for t in group[:rows]][:count]
+
+
 def eval_metrics(rewards: list[list[float]]) -> dict[str, Any]:
     """rewards: of each question's samples."""
     accuracy = accuracy_interval(rewards)
@@ -125,10 +142,10 @@ def summary(run: Path, config: TrainConfig) -> str:
     other = "grpo" if config.algo == "exgrpo" else "exgrpo"
     if config.model == "toy":
         preset = "" if config.preset == "toy" else f" --preset {config.preset}"
-        lines.append(f"try next  python train.py{preset} --algo {other}   python eval.py --model {run} --show wrong")
+        lines.append(f"try next  python train.py{preset} --algo {other}   python eval.py --model {run}, then the same with --show wrong")
     else:
         lines.append(f"try next  python eval.py --model {run} --bench gsm8k   python train.py --resume {run} --steps {2 * config.steps}")
-        if not config.save_every:
+        if not list_checkpoints(run):
             lines[-1] = f"try next  python eval.py --model {run} --bench gsm8k   more --steps, with --save-every to go on later"
     return "\n".join(lines)
 

@@ -6,12 +6,16 @@ reference solution is shown to the policy, only whether its own final answer is 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 class InputError(ValueError):
@@ -25,7 +29,7 @@ class Question:
     """One question with its known answer a.
 
     id: unique within a data set; the replay buffer and the retired set are keyed by it.
-    prompt: what the user asks, before the chat template.
+    prompt: what the user asks, before the chat template; the options of a multiple-choice question are part of it.
     answer: the final answer only, as plain text or LaTeX; for multiple choice the letter.
     choices: the options of a multiple-choice question in the order of their letters, else empty.
     source: the data set's name.
@@ -36,6 +40,11 @@ class Question:
     answer: str
     choices: tuple[str, ...] = ()
     source: str = ""
+
+    @property
+    def letters(self) -> str:
+        """Those of the options; empty for a free answer."""
+        return LETTERS[: len(self.choices)]
 
 
 # --------------------------------------------------------------------------------------- toy sums
@@ -163,8 +172,44 @@ def to_question(row: dict[str, Any], where: str, question_field: str, answer_fie
     refuse_surrogates(prompt + answer, where)
     if not answer:
         raise InputError(f"{where}: field '{answer_field}' is empty")
-    choices = tuple(map(str, row.get("choices") or ())) if isinstance(row.get("choices"), (list, tuple)) else ()
-    return Question(str(row.get("id", where)), prompt.strip(), answer, choices, str(row.get("source", name)))
+    id, prompt, source = str(row.get("id", where)), prompt.strip(), str(row.get("source", name))
+    if not row.get("choices"):
+        return Question(id, prompt, answer, (), source)
+    options, right = read_options(row["choices"], answer, f"{where}: field 'choices'", f"{where}: field '{answer_field}'")
+    refuse_surrogates("".join(options), where)
+    return Question(id, multiple_choice_prompt(prompt, options), LETTERS[right], tuple(options), source)
+
+
+def read_options(found: Any, gold: str, choices: str, answer: str) -> tuple[list[str], int]:
+    """(options, index of the right one). gold: its label, a letter where the options have no others; or, if it is none of
+    these, the text of just one option. choices, answer: the places of the two, for InputError's sentence."""
+    if isinstance(found, dict):  # ARC: labels are letters in most rows, "1" to "4" in some
+        options, labels = [str(o).strip() for o in found.get("text") or ()], [str(x) for x in found.get("label") or ()]
+    else:
+        options = [str(o).strip() for o in found] if isinstance(found, (list, tuple)) else []
+        labels = list(LETTERS[: len(options)])
+    if not 2 <= len(options) == len(labels) <= len(LETTERS):
+        raise InputError(f"{choices} must be a list of 2 to 26 options (or a dict of text and label lists)")
+    if gold in labels:
+        return options, labels.index(gold)
+    if options.count(gold) != 1:
+        raise InputError(f"{answer} is {gold!r}, which is none of the options {', '.join(labels)} and not the text of just one of them")
+    return options, options.index(gold)
+
+
+def multiple_choice_prompt(question: str, options: list[str]) -> str:
+    r"""The question, its options lettered, and how to answer.
+
+    >>> print(multiple_choice_prompt("Which is a metal?", ["iron", "argon"]))
+    Which is a metal?
+    <BLANKLINE>
+    A. iron
+    B. argon
+    <BLANKLINE>
+    Give the letter of the right option in \boxed{}.
+    """
+    lettered = "\n".join(f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False))
+    return f"{question}\n\n{lettered}\n\nGive the letter of the right option in \\boxed{{}}."
 
 
 def refuse_surrogates(text: str, where: str) -> None:
@@ -187,6 +232,11 @@ def _last_user_message(prompt: Any) -> str | None:
     messages = prompt if isinstance(prompt, (list, tuple)) else []
     users = [m.get("content") for m in messages if isinstance(m, dict) and m.get("role") == "user"]
     return users[-1] if users else None
+
+
+def questions_digest(questions: Iterable[Question]) -> str:
+    """16 hexadecimal digits that change when an id, a prompt or an answer does, or the order."""
+    return hashlib.sha256(json.dumps([(q.id, q.prompt, q.answer) for q in questions]).encode()).hexdigest()[:16]
 
 
 # ------------------------------------------------------------------------------- split and order
@@ -234,7 +284,8 @@ def put_out_of_reach(questions: list[Question], share: float, *, seed: int, term
 
 
 class QuestionSampler:
-    """Draws fresh questions, every one once an epoch, in an order shuffled anew each epoch."""
+    """Draws fresh questions, every one once an epoch, in an order shuffled anew each epoch. (One whose turn comes in a step
+    that replays it has had its turn.)"""
 
     def __init__(self, questions: list[Question], *, seed: int) -> None:
         self.questions = {q.id: q for q in questions}

@@ -100,9 +100,10 @@ class ReplayBuffer:
         """Learn from one group of K trajectories of one question, rewarded and with log-probabilities.
 
         A replayed trajectory counts among the group's successes, as it does in the group's mean reward.
-        All K succeed: the question is retired and forgotten (unless may_retire is False). 1..K−1 succeed:
-        k becomes its bucket, and every new fresh success is stored, identical token sequences once; so it is
-        with all K where the question may not retire.
+        All K succeed: the question is retired and forgotten. 1..K−1 succeed: k becomes its bucket, and every new
+        fresh success is stored, identical token sequences once.
+        All K succeed, but may_retire is False: K becomes the bucket of what is stored, to which nothing is added,
+        for trajectories that taught nothing have no log-probabilities.
         None succeeds: what is stored stays as it is, and so does the bucket.
         """
         question_id = group[0].question_id
@@ -118,7 +119,7 @@ class ReplayBuffer:
         seen = {tuple(t.response_ids.tolist()) for t in known}
         for trajectory in successes:
             key = tuple(trajectory.response_ids.tolist())
-            if trajectory.replayed or trajectory.logprobs is None or key in seen:
+            if trajectory.logprobs is None or key in seen:
                 continue
             seen.add(key)
             known = known + [trajectory]

@@ -55,13 +55,11 @@ def generate_responses(
     top_p: float = 1.0,
     max_new_tokens: int,
     batch_size: int = 64,
-    on_batch: Callable[[list[int], list[Tensor]], None] | None = None,
 ) -> list[list[Tensor]]:
     """`samples` responses to each prompt.
 
     prompts: ragged prompt ids [P] each. samples: one number for all prompts or one for each. temperature: 0 is
     greedy. batch_size: most sequences at a time; a group may be spread over several batches.
-    on_batch: called as soon as a batch is done, with the prompt index of each of its rows and the responses.
     Returns for every prompt a list of its response ids [T], T ≤ max_new_tokens, EOS kept.
     Raises ValueError when prompt and response would not fit the model's context.
     """
@@ -80,8 +78,6 @@ def generate_responses(
         sequences = _generate_batch(policy, [prompts[i] for i in batch], temperature, top_p, max_new_tokens)
         for row, sequence in zip(batch, sequences, strict=True):
             responses[row].append(sequence)
-        if on_batch is not None:
-            on_batch(batch, sequences)
     return responses
 
 
@@ -139,13 +135,14 @@ def bare_generation(model: Any) -> Iterator[Callable[..., Tensor]]:
 
 
 def cut_at_stop(ids: Tensor, stop_ids: Sequence[int]) -> Tensor:
-    """Response ids up to and with the first stop token; all of them where there is none.
+    """Response ids up to and with the first stop token; all of them where there is none. A copy: a view would keep the
+    whole batch in memory for as long as the response is stored, and in every checkpoint.
 
     >>> cut_at_stop(torch.tensor([7, 8, 0, 3]), stop_ids=(0,)).tolist()
     [7, 8, 0]
     """
     stops = torch.isin(ids, torch.tensor(stop_ids)).nonzero()
-    return ids[: int(stops[0]) + 1] if len(stops) else ids
+    return ids[: int(stops[0]) + 1 if len(stops) else len(ids)].clone()
 
 
 def rollout(
@@ -156,7 +153,6 @@ def rollout(
     temperature: float,
     max_new_tokens: int,
     batch_size: int = 64,
-    top_p: float = 1.0,
 ) -> list[list[Trajectory]]:
     """One group of `samples` trajectories for each (question id, prompt ids [P]); see `generate_responses`."""
     groups = generate_responses(
@@ -164,7 +160,6 @@ def rollout(
         [prompt for _, prompt in questions],
         samples,
         temperature=temperature,
-        top_p=top_p,
         max_new_tokens=max_new_tokens,
         batch_size=batch_size,
     )

@@ -70,11 +70,23 @@ def sole_writer(folder: Path) -> Iterator[None]:
 
 
 def open_run(folder: Path, config: dict[str, Any]) -> None:
-    """Start a run in its claimed folder: clear away the one that it replaces, write config.json."""
-    for name in ("checkpoints", "model"):
-        shutil.rmtree(folder / name, ignore_errors=True)
+    """Start a run in its claimed folder: clear away the one that it replaces, what eval.py found of it included, and write
+    config.json."""
+    for old in (folder / "checkpoints", folder / "model", folder / "eval", *folder.glob("eval-step-*")):
+        shutil.rmtree(old, ignore_errors=True)
     for name in ("metrics.jsonl", "samples.jsonl", "curves.png"):
         (folder / name).unlink(missing_ok=True)
+    write_config(folder, config)
+
+
+def reopen_run(folder: Path, config: dict[str, Any], step: int) -> None:
+    """Go on with a run at its checkpoint of `step`: forget what came after it, and the model of an end that is none now,
+    which eval.py would take for the result."""
+    last = max((row.get("step", 0) for row in read_lines(folder / "metrics.jsonl")), default=0)
+    if last > step:
+        print(f"the last checkpoint is of step {step}: what came after it, up to step {last}, is done again")
+    rewind(folder, step)
+    shutil.rmtree(folder / "model", ignore_errors=True)
     write_config(folder, config)
 
 

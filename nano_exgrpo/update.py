@@ -35,7 +35,7 @@ def update_policy(
     Fresh trajectories leave with their behaviour log-probabilities filled in, as the buffer will store them.
     Rows without advantage (their whole group succeeded or failed) have no policy gradient and are left out of
     forward and backward, but count as rows in the normalisation. The entropy bonus is the mean over the tokens
-    of the rows that are left.
+    of the rows that are left, replayed ones included, and so is the metric `entropy`.
     """
 
     def forward(batch: Sequence[Trajectory], with_entropy: bool) -> tuple[Tensor, Tensor | None, Tensor]:

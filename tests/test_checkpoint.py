@@ -49,6 +49,21 @@ def test_random_state_comes_back(policy, tmp_path):
     assert torch.equal(torch.rand(3), expected)
 
 
+def test_the_random_state_of_every_gpu_comes_back(policy, tmp_path, monkeypatch):
+    """Two GPUs; on a machine with another number of them, theirs are left as they are."""
+    states, given = [torch.arange(3, dtype=torch.uint8), torch.arange(4, dtype=torch.uint8)], []
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "get_rng_state_all", lambda: states)
+        save_checkpoint(tmp_path, 1, policy, {})
+    saved = load_state(tmp_path)[1]["random"]
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", given.append)
+    for count in (0, 1, 2):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)  # noqa: B023
+        set_random_state(saved)
+    assert len(given) == 1 and all(map(torch.equal, given[0], states))
+
+
 def full_disk_for_the_weights(*args, **kwargs):
     raise OSError(28, "No space left on device")
 

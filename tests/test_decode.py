@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from conftest import build, give_hidden_defaults
@@ -9,6 +11,7 @@ from conftest import build, give_hidden_defaults
 from nano_exgrpo import decode as decode_module
 from nano_exgrpo.decode import draw_tokens
 from nano_exgrpo.policy import token_logprobs
+from nano_exgrpo.questions import InputError
 from nano_exgrpo.rollout import generate_responses
 
 
@@ -79,6 +82,28 @@ def test_draws_have_the_softmax_frequencies(top_p):
     assert (counts[kept == 0] == 0).all()
     chi2 = ((counts - expected)[kept > 0] ** 2 / expected[kept > 0]).sum()
     assert chi2 < (18.5 if top_p == 1 else 13.8)  # exceeded once in 1,000 seeds
+
+
+@pytest.mark.parametrize("temperature, top_p", [(0.0, 1.0), (0.7, 1.0), (0.7, 0.5)])
+@pytest.mark.parametrize("row", [[0.0, math.nan, 1.0], [0.0, math.inf, 1.0], [-math.inf] * 3])
+def test_nothing_is_drawn_from_what_is_no_distribution(row, temperature, top_p):
+    fine = [0.0, -math.inf, 1.0]
+    with pytest.raises(InputError, match="training has diverged"):
+        draw_tokens(torch.tensor([fine, row]), temperature, top_p)
+    assert draw_tokens(torch.tensor([fine, fine]), temperature, top_p).tolist() != [1, 1]
+
+
+def test_logits_that_become_nan_in_the_middle_of_a_response_are_noticed(policy):
+    policy.sampler, policy.stop_ids, calls = "loop", (), []
+
+    def overflow(module, args, output):
+        calls.append(1)
+        return output * math.nan if len(calls) == 3 else output
+
+    policy.model.get_output_embeddings().register_forward_hook(overflow)
+    with pytest.raises(InputError, match="training has diverged"):
+        generate_responses(policy, [torch.tensor([2, 5])], 2, max_new_tokens=6)
+    assert len(calls) == 3
 
 
 def test_rare_tokens_keep_their_probability():

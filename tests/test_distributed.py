@@ -122,6 +122,23 @@ def test_two_processes_have_the_gradient_of_one(case, results):
         assert (found is None) if value is None else found == pytest.approx(value, rel=1e-5, abs=1e-7), name
 
 
+# A process with a fault of its own, in step 2.
+FAULT = """
+import sys
+import train
+from nano_exgrpo import distributed
+
+update, calls = train.update_policy, []
+def faulty(*args, **kwargs):
+    calls.append(1)
+    if distributed.rank() == 1 and len(calls) == 2:
+        raise RuntimeError("shapes do not match")
+    return update(*args, **kwargs)
+train.update_policy = faulty
+sys.exit(train.main())
+"""
+
+
 FLAGS = [
     "train.py", "--warmup-steps", "0", "--questions-per-step", "4", "--group-size", "4", "--held-out", "4", "--eval-every", "0",
     "--device", "cpu", "--lr", "1e-2", "--start-threshold", "-1", "--toy-hidden", "32", "--toy-layers", "1",
@@ -155,6 +172,15 @@ def test_save_on_two_resume_on_two(tmp_path):
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert alone.returncode == 2 and "saved by 2 processes" in alone.stderr and "--nproc-per-node 2" in alone.stderr
+
+
+@pytest.mark.slow
+def test_a_fault_keeps_its_traceback_and_the_others_say_that_they_are_alone(tmp_path):
+    script = tmp_path / "fault.py"
+    script.write_text(FAULT)
+    status, _, err = run(2, script, *FLAGS[1:], "--run", tmp_path / "r", "--steps", 3)
+    assert status != 0 and "RuntimeError: shapes do not match" in err and "in faulty" in err
+    assert "another process has ended, so this one (rank 0) stops too" in err and "(rank 1) stops" not in err
 
 
 @pytest.mark.slow

@@ -5,8 +5,10 @@ import json
 import re
 
 import pytest
+from conftest import tiny_config
 
 import eval as script
+import train
 from nano_exgrpo import toy
 from nano_exgrpo.checkpoint import save_model
 from nano_exgrpo.config import resolve, to_dict
@@ -83,7 +85,7 @@ def test_training_and_the_script_agree(run):
     assert _call("--model", run / "model", "--temperature", "1.0", "--samples", "2") == 0
     config = resolve({"held_out": 30, "toy_questions": 60, "run": str(run), "system_prompt": ""})
     policy = load_policy(str(run / "model"), device="cpu")
-    result = evaluate(
+    groups = evaluate(
         policy,
         load_data(config)[1],
         samples=2,
@@ -93,7 +95,7 @@ def test_training_and_the_script_agree(run):
         batch_size=512,
         seed=0,
     )
-    expected = {(t.question_id, i): t.text for group in result.trajectories for i, t in enumerate(group)}
+    expected = {(t.question_id, i): t.text for group in groups for i, t in enumerate(group)}
     assert {(g.id, g.sample): g.response for g in read_generations(run / "eval").values()} == expected
 
 
@@ -148,6 +150,8 @@ def test_other_settings_or_weights_are_not_mixed_in(run, capsys):
     assert _call("--model", run) == 0
     assert _call("--model", run, "--temperature", "1") == 2
     assert "made with --temperature 0.6" in capsys.readouterr().err
+    assert _call("--model", run, "--sampler", "loop") == 2
+    assert "made with --sampler 'generate'" in capsys.readouterr().err
     save_model(toy.build_policy(seed=5, hidden=16, layers=1), run / "model")
     assert _call("--model", run) == 2
     assert "other weights" in capsys.readouterr().err
@@ -168,6 +172,18 @@ def test_regrade_corrects_the_kept_verdicts_without_the_model(run, monkeypatch, 
     assert _call("--model", run, "--regrade") == 0
     assert "4 of 30 verdicts changed" in capsys.readouterr().out
     assert _lines(run / "eval") == true
+
+
+def test_responses_of_other_weights_are_neither_shown_nor_regraded(run, capsys):
+    assert _call("--model", run) == 0
+    save_model(toy.build_policy(seed=5, hidden=16, layers=1), run / "model")
+    for flags in (("--show", "wrong"), ("--regrade",)):
+        assert _call("--model", run, *flags) == 2
+        assert "made with other weights; evaluate anew with --overwrite" in capsys.readouterr().err
+        assert _call("--out", run / "eval", *flags) == 0  # asked for by name
+    assert _call("--model", run, "--overwrite") == 0 and _call("--model", run, "--show", "wrong") == 0
+    (run / "eval" / "settings.json").write_text("{")
+    assert _call("--model", run, "--regrade") == 2 and "no readable settings.json" in capsys.readouterr().err
 
 
 def test_show_explains_failures(run, capsys):
@@ -261,6 +277,42 @@ def test_which_weights(run, tmp_path, capsys):
     (checkpoint / "state.pt").unlink()
     with pytest.raises(InputError, match="has saved no model yet.*--resume"):
         script.find_subject(str(run))
+
+
+def test_an_extended_run_is_judged_by_its_new_weights(tmp_path, monkeypatch, capsys):
+    """Finished at step 1, then killed in step 3 of a longer run: the model of step 1 is not the run's result any more."""
+    config = tiny_config(tmp_path, steps=1, save_every=1)
+    monkeypatch.setattr(train, "plot_curves", lambda *args: None)
+    train.train(config)
+    assert script.find_subject(config.run).weights.endswith("run/model")
+    update, calls = train.update_policy, []
+
+    def killed(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 2:
+            raise ZeroDivisionError
+        return update(*args, **kwargs)
+
+    monkeypatch.setattr(train, "update_policy", killed)
+    assert train.main(["--resume", config.run, "--steps", "3", "--lr", "1"]) == 2  # a resume that is refused takes nothing away
+    assert script.find_subject(config.run).weights.endswith("run/model")
+    with pytest.raises(ZeroDivisionError):
+        train.main(["--resume", config.run, "--steps", "3"])
+    assert script.find_subject(config.run).weights.endswith("step-000002/model")
+    assert "not finished" in capsys.readouterr().out
+
+
+def test_the_frozen_weights_of_an_unfinished_lora_run_are_not_evaluated(run, capsys):
+    settings = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**settings, "lora_rank": 4}))
+    assert script.find_subject(str(run)).weights == str(run / "model")  # merged
+    checkpoint = run / "checkpoints" / "step-000004"
+    checkpoint.mkdir(parents=True)
+    (run / "model").rename(checkpoint / "model")
+    (checkpoint / "state.pt").touch()
+    for model in (run, checkpoint / "model"):
+        assert _call("--model", model) == 2
+        assert "holds the frozen weights of a LoRA run; finish it with train.py --resume" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from nano_exgrpo import evaluate as evaluate_module
-from nano_exgrpo.benchmarks import LETTERS, load_benchmark
+from nano_exgrpo.benchmarks import load_benchmark
 from nano_exgrpo.checker import reward
 from nano_exgrpo.evaluate import evaluate, generate_batches, plan_batches, summarise
 from nano_exgrpo.generations import Generation, grade, open_folder, read_generations, weights_digest, write_generations
+from nano_exgrpo.metrics import eval_metrics
 from nano_exgrpo.policy import encode_prompt
 from nano_exgrpo.questions import InputError, Question, sum_questions
 from nano_exgrpo.stats import clustered_interval, wilson
@@ -120,13 +121,15 @@ def test_a_single_response_that_does_not_fit_and_other_errors(policy, monkeypatc
 def test_evaluate_counts_what_it_returns(policy):
     questions = sum_questions(20, seed=2) + [Question("choice", "3", "B", ("x", "y"))]
     settings = dict(samples=2, temperature=1.0, max_new_tokens=8, system_prompt="", batch_size=16, seed=0)
-    result = evaluate(policy, questions, **settings)
-    assert [len(group) for group in result.trajectories] == [2] * 21
-    for question, group in zip(questions[:-1], result.trajectories[:-1], strict=True):
+    groups = evaluate(policy, questions, **settings)
+    assert [len(group) for group in groups] == [2] * 21
+    for question, group in zip(questions[:-1], groups[:-1], strict=True):
         assert all(t.question_id == question.id and t.reward == reward(t.text, question.answer) for t in group)
-    rates = [sum(t.reward for t in group) / 2 for group in result.trajectories]
-    assert result.accuracy == sum(rates) / 21 and result.questions == 21
-    assert (result.low, result.high) == (clustered_interval(rates).low, clustered_interval(rates).high)
+    rates = [sum(t.reward for t in group) / 2 for group in groups]
+    interval = clustered_interval(rates)
+    assert eval_metrics([[t.reward for t in group] for group in groups]) == {
+        "eval/accuracy": sum(rates) / 21, "eval/low": interval.low, "eval/high": interval.high, "eval/questions": 21,
+    }  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------- grading
@@ -149,7 +152,7 @@ def test_grading():
 )  # fmt: skip
 def test_every_gold_answer_grades_itself_right(file, name):
     questions = load_benchmark(name, data=str(HANDED / f"{file}.jsonl"))
-    graded = {q.id: grade(f"So it is $\\boxed{{{q.answer}}}$.", q.answer, LETTERS[: len(q.choices)]) for q in questions}
+    graded = {q.id: grade(f"So it is $\\boxed{{{q.answer}}}$.", q.answer, q.letters) for q in questions}
     assert [id for id, (_, right) in graded.items() if not right] == []
 
 

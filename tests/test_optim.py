@@ -201,7 +201,7 @@ def run(*flags):
 def test_resume_is_bit_for_bit_in_every_mode(flags, tmp_path, monkeypatch):
     """4 steps == 2 + resume + 2, the stochastic rounding and the adapters included."""
     need("torchao" if "adamw8bit" in flags else "peft" if "--lora-rank" in flags else "torch")
-    monkeypatch.setattr("train.reward", lambda text, gold: float(len(text) % 2))  # a gradient from an untrained toy
+    monkeypatch.setattr("train.grade", lambda text, gold, letters: (None, len(text) % 2 == 1))  # a gradient from an untrained toy
     assert run("--run", tmp_path / "whole", "--steps", 4, *flags) == 0
     assert run("--run", tmp_path / "split", "--save-every", 2, *flags) == 0
     from train import main
@@ -216,7 +216,7 @@ def test_resume_is_bit_for_bit_in_every_mode(flags, tmp_path, monkeypatch):
 def test_resume_in_another_precision(before, after, flags, tmp_path, monkeypatch):
     """A run may go on with the other --dtype; the optimiser and the LoRA rank are its own and stay."""
     need("torchao" if "adamw8bit" in flags else "peft" if flags else "torch")
-    monkeypatch.setattr("train.reward", lambda text, gold: float(len(text) % 2))
+    monkeypatch.setattr("train.grade", lambda text, gold, letters: (None, len(text) % 2 == 1))
     from train import main
 
     assert run("--run", tmp_path / "r", "--steps", 1, "--save-every", 1, "--dtype", before, *flags) == 0

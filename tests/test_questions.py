@@ -8,7 +8,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from nano_exgrpo.questions import InputError, Question, QuestionSampler, load_questions, mislabel, put_out_of_reach, split_held_out, sum_questions
+from nano_exgrpo.questions import (
+    InputError,
+    Question,
+    QuestionSampler,
+    load_questions,
+    mislabel,
+    multiple_choice_prompt,
+    put_out_of_reach,
+    split_held_out,
+    sum_questions,
+)
 
 
 def write(tmp_path, *rows) -> str:
@@ -75,6 +85,16 @@ def test_named_fields(tmp_path):
     assert (q.prompt, q.answer) == ("p", "3")
 
 
+@pytest.mark.parametrize(
+    ("answer", "choices"),
+    [("B", ["iron", "argon"]), ("argon", ["iron", " argon "]), ("2", {"text": ["iron", "argon"], "label": ["1", "2"]})],
+)
+def test_multiple_choice_is_asked_with_its_options_and_answered_by_a_letter(tmp_path, answer, choices):
+    (q,) = load_questions(write(tmp_path, {"question": "Which is a gas?", "choices": choices, "answer": answer}))
+    assert (q.answer, q.choices, q.letters) == ("B", ("iron", "argon"), "AB")
+    assert q.prompt == multiple_choice_prompt("Which is a gas?", ["iron", "argon"]) and "B. argon" in q.prompt
+
+
 def test_ids_that_repeat_are_replaced(tmp_path):
     """The buffer and the retired set are keyed by id: two questions must never share one."""
     path = write(tmp_path, *[{"question": f"q{i}", "answer": "1", "id": "same"} for i in range(3)])
@@ -128,6 +148,10 @@ def test_hub_failures_are_one_sentence(monkeypatch):
         ({"question": "q", "answer": ["1"]}, "line 2: field 'answer' must be text or a number, not list"),
         ({"prompt": [{"role": "system", "content": "s"}], "reward_model": {"ground_truth": "1"}}, "line 2 has no field 'prompt'"),
         ({"prompt": "p", "reward_model": {}}, "line 2 has no field"),
+        ({"question": "q", "choices": ["x", "y"], "answer": "C"}, "line 2: field 'answer' is 'C', which is none of the options A, B and not"),
+        ({"question": "q", "choices": ["x", "x"], "answer": "x"}, "line 2: field 'answer' is 'x', which is none .* text of just one"),
+        ({"question": "q", "choices": ["x"], "answer": "A"}, "line 2: field 'choices' must be a list of 2 to 26 options"),
+        ({"question": "q", "choices": "xy", "answer": "A"}, "line 2: field 'choices' must be a list of 2 to 26 options"),
         ('{"question": "\\ud83d", "answer": "1"}', "line 2 holds half of a surrogate pair"),
     ],
 )

@@ -11,9 +11,11 @@ import torch
 from conftest import data_file, flags_of, metrics, tiny_config, tiny_toy
 
 import train
+from nano_exgrpo import distributed
 from nano_exgrpo import update as update_module
 from nano_exgrpo.policy import load_policy
 from nano_exgrpo.runlog import append_lines
+from nano_exgrpo.start import load_data
 
 
 def refuse(capsys: Any, *flags: str) -> str:
@@ -54,6 +56,19 @@ def test_bad_flags_and_bad_data_end_with_one_sentence(tiny, tmp_path, capsys):
     for sentence, flags in cases.items():
         assert sentence in refuse(capsys, *flags, *([] if "--resume" in flags else run)), flags
     assert not (tmp_path / "run").exists()  # and nothing was left that would be in the way
+
+
+def test_too_few_groups_for_the_updates_are_refused(tiny, monkeypatch, tmp_path, capsys):
+    """An update without a group of its own would silently not be made; a process without a question would crash."""
+    data = ["--data", str(data_file(tmp_path, 6)), "--held-out", "3"]
+    config = flags_of(tiny_config(tmp_path, updates_per_step=4, steps=1))
+    assert "needs at least 4 questions, one for each update (--updates-per-step 4) of each process, and has 3" in refuse(capsys, *config, *data)
+    monkeypatch.setattr(distributed, "world_size", lambda: 4)
+    monkeypatch.setattr(distributed, "same_everywhere", lambda parameters: None)
+    config = flags_of(tiny_config(tmp_path, updates_per_step=2, steps=1))
+    assert "needs at least 8 questions, one for each update (--updates-per-step 2) of each process, and has 4" in refuse(capsys, *config)
+    config = flags_of(tiny_config(tmp_path, steps=1))
+    assert "needs at least 4 questions, one for each update (--updates-per-step 1) of each process, and has 3" in refuse(capsys, *config, *data)
 
 
 def test_model_folder_without_tokenizer(tiny, tmp_path, capsys):
@@ -119,6 +134,31 @@ def test_resume_refusals(tiny, tmp_path, capsys):
     assert [row["step"] for row in metrics(config)] == [0, 1, 2]
     shutil.rmtree(Path(config.run) / "checkpoints")
     assert "has no checkpoint to resume from" in refuse(capsys, "--resume", config.run)
+
+
+@pytest.mark.parametrize("change", ["a line less", "a line more", "another answer", "another held-out answer"])
+def test_a_resume_on_changed_data_is_refused_and_changes_nothing(tiny, tmp_path, capsys, change):
+    """Questions without ids are known by their line: after one more line, stored trajectories would answer the wrong ones."""
+    data = data_file(tmp_path)
+    config = tiny_config(tmp_path, steps=2, save_every=1, data=str(data), held_out=2, start_threshold=-1.0)
+    train.train(config)
+    lines = data.read_text().splitlines()
+    training, held_out = load_data(config)
+    if change == "a line less":
+        del lines[3]
+    elif change == "a line more":
+        lines.insert(0, '{"question": "9 + 9", "answer": "18"}')
+    else:
+        changed = int((held_out if "held-out" in change else training)[0].id.split()[-1]) - 1
+        lines[changed] = json.dumps({**json.loads(lines[changed]), "answer": "7"})
+    kept = data.read_text()
+    data.write_text("\n".join(lines))
+    before = {p: p.read_bytes() for p in Path(config.run).rglob("*") if p.is_file()}
+    sentence = refuse(capsys, "--resume", config.run, "--steps", "3")
+    assert f"the questions of {data} are not those that run {config.run} was trained on" in sentence
+    assert {p: p.read_bytes() for p in Path(config.run).rglob("*") if p.is_file()} == before
+    data.write_text(kept)
+    assert train.main(["--resume", config.run, "--steps", "3"]) == 0
 
 
 @pytest.mark.parametrize(

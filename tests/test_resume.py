@@ -51,7 +51,7 @@ def assert_same_end(one: Path, other: Path) -> None:
     assert first.name == second.name
     assert_equal(load_file(first / "model" / "model.safetensors"), load_file(second / "model" / "model.safetensors"), "weights")
     state, twin = (torch.load(f / "state.pt", weights_only=True) for f in (first, second))
-    assert {"optimizer", "adapter", "sampler", "buffer", "random", "step", "started", "bad_steps", "tokens_seen"} <= set(state)
+    assert {"optimizer", "adapter", "questions", "sampler", "buffer", "random", "step", "started", "bad_steps", "tokens_seen"} <= set(state)
     assert_equal(state, twin)
     assert stable(read_lines(one / "metrics.jsonl")) == stable(read_lines(other / "metrics.jsonl"))
     assert (one / "samples.jsonl").read_text() == (other / "samples.jsonl").read_text()
@@ -84,7 +84,7 @@ def test_four_steps_are_two_a_resume_and_two(tiny, tmp_path, settings):
     assert config["steps"] == 4 and config["resume"] == ""
 
 
-def test_a_crash_after_the_checkpoint_is_forgotten(tiny, tmp_path):
+def test_a_crash_after_the_checkpoint_is_forgotten(tiny, tmp_path, capsys):
     """The process dies in step 4, after step 3 was logged but not saved, in the middle of a line: the run goes on
     from step 2 and equals one that was never interrupted."""
     common = dict(save_every=2, eval_every=1, log_samples=2, lr=1e-2, start_threshold=-1.0)
@@ -110,7 +110,9 @@ def test_a_crash_after_the_checkpoint_is_forgotten(tiny, tmp_path):
     with (Path(broken.run) / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "rew')
     assert [row["step"] for row in metrics(broken)] == [0, 1, 2, 3]
+    capsys.readouterr()
     assert train.main(["--resume", broken.run]) == 0
+    assert "the last checkpoint is of step 2: what came after it, up to step 3, is done again" in capsys.readouterr().out
     assert_same_end(Path(whole.run), Path(broken.run))
 
 
@@ -159,10 +161,9 @@ def test_stop_request_saves_and_says_how_to_go_on(tiny, monkeypatch, tmp_path, c
 
     stopped = tiny_config(tmp_path / "stopped", **common)
     monkeypatch.setattr(train, "update_policy", interrupt)
-    with train.StopRequest() as stop:
-        train.train(stopped, stop)
-    out = capsys.readouterr().out
-    assert "stopped after step 2" in out and f"python train.py --resume {stopped.run}" in out
+    assert train.main(flags_of(stopped)) == 130  # not 0: `train.py && eval.py` stops as well
+    err = capsys.readouterr().err
+    assert "stopped after step 2" in err and f"python train.py --resume {stopped.run}" in err
     assert signal.getsignal(signal.SIGINT) is before  # handed back
     assert [p.name for p in (Path(stopped.run) / "checkpoints").iterdir()] == ["step-000002"]
     assert not (Path(stopped.run) / "model").exists()
@@ -170,10 +171,23 @@ def test_stop_request_saves_and_says_how_to_go_on(tiny, monkeypatch, tmp_path, c
     assert_same_end(Path(whole.run), Path(stopped.run))
 
 
-def test_stop_in_the_last_step_just_ends(tiny, tmp_path, capsys):
+def test_a_resumed_run_can_be_extended_from_its_end(tiny, tmp_path, capsys):
+    """Interrupted at 2, finished at 4 without --save-every, extended to 5: steps 3 and 4 are not done again."""
+    config = tiny_config(tmp_path, steps=2, save_every=2, start_threshold=-1.0)
+    train.train(config)
+    assert train.main(["--resume", config.run, "--steps", "4", "--save-every", "0"]) == 0
+    assert [p.name for p in sorted((Path(config.run) / "checkpoints").iterdir())] == ["step-000002", "step-000004"]
+    before = metrics(config)
+    assert [row["step"] for row in before] == [0, 1, 2, 3, 4]
+    assert train.main(["--resume", config.run, "--steps", "5"]) == 0
+    assert "is done again" not in capsys.readouterr().out
+    assert metrics(config)[:5] == before and metrics(config)[5]["step"] == 5
+
+
+def test_stop_in_the_last_step_just_ends(tiny, monkeypatch, tmp_path, capsys):
     config = tiny_config(tmp_path, steps=1)
-    stop = train.StopRequest()
-    stop.requested = True
+    stop, update = train.StopRequest(), train.update_policy
+    monkeypatch.setattr(train, "update_policy", lambda *args, **kwargs: setattr(stop, "requested", True) or update(*args, **kwargs))
     train.train(config, stop)
     assert "held-out accuracy" in capsys.readouterr().out and (Path(config.run) / "model").is_dir()
 
@@ -187,7 +201,7 @@ def run_script(folder: Path, *flags: str) -> subprocess.Popen[str]:
 
 
 def test_sigterm_to_the_script(tmp_path):
-    """The real thing: a process that is told to end in mid-run leaves a checkpoint, a hint and exit code 0."""
+    """The real thing: a process that is told to end in mid-run leaves a checkpoint, a hint and exit code 130."""
     process = run_script(
         tmp_path, *"--run r --steps 100000 --warmup-steps 0 --toy-skill-steps 0 --toy-demonstrations 0".split(),
         *"--toy-questions 30 --held-out 4 --eval-every 0".split(),
@@ -201,9 +215,9 @@ def test_sigterm_to_the_script(tmp_path):
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 0, err
+    assert process.returncode == 130, err
     last = read_lines(tmp_path / "r" / "metrics.jsonl")[-1]["step"]
-    assert f"stopped after step {last}" in out and "--resume r" in out and "Traceback" not in err
+    assert f"stopped after step {last}" in err and "--resume r" in err and "Traceback" not in err
     assert [p.name for p in (tmp_path / "r" / "checkpoints").iterdir()] == [f"step-{last:06d}"]
 
 
@@ -227,6 +241,41 @@ def test_interrupt_during_warm_up_leaves_nothing_in_the_way(tiny, monkeypatch, t
     assert "stopped during the warm-up" in err and "Traceback" not in err
     ready = True
     assert train.main(flags) == 0
+
+
+@pytest.mark.parametrize("moment", ["load_data", "evaluate"])
+def test_interrupt_before_the_first_step_does_no_step_and_leaves_nothing_in_the_way(tiny, monkeypatch, tmp_path, capsys, moment):
+    """One sentence, exit code 130; the folder, be it new, of a run to be replaced or of one to go on, is as it was."""
+    config = tiny_config(tmp_path, steps=1, save_every=1)
+    original, evaluations = {name: getattr(train, name) for name in ("load_data", "evaluate")}, []
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        result = original[moment](*args, **kwargs)
+        signal.raise_signal(signal.SIGINT)
+        return result
+
+    def evaluate(*args: Any, **kwargs: Any) -> Any:
+        evaluations.append(kwargs)
+        return original["evaluate"](*args, **kwargs)
+
+    def stopped(flags: list[str]) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(train, "evaluate", evaluate)
+            patch.setattr(train, moment, interrupted)
+            patch.setattr(train, "rollout", lambda *args, **kwargs: pytest.fail("a step was begun"))
+            assert train.main(flags) == 130
+        err = capsys.readouterr().err
+        assert "stopped before the first step; nothing was lost" in err and "Traceback" not in err
+        assert not evaluations  # where the stop was asked for in time
+
+    stopped(flags_of(config))
+    assert not Path(config.run).exists()
+    assert train.main(flags_of(config)) == 0
+    kept = {p: p.read_bytes() for p in Path(config.run).rglob("*") if p.is_file()}
+    stopped([*flags_of(config), "--overwrite"])
+    if moment == "load_data":
+        stopped(["--resume", config.run, "--steps", "2"])
+    assert {p: p.read_bytes() for p in Path(config.run).rglob("*") if p.is_file()} == kept
 
 
 def test_a_folder_in_use_is_refused_and_free_again_afterwards(tiny, monkeypatch, tmp_path, capsys):

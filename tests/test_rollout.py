@@ -9,9 +9,12 @@ import torch
 from conftest import HIDDEN_DEFAULTS, QWEN_TOKENIZER, build, give_hidden_defaults, tiny_toy
 from tabular import exact_probabilities, prompt, tabular_policy
 
+from nano_exgrpo.config import TrainConfig
 from nano_exgrpo.decode import for_generation
 from nano_exgrpo.policy import Policy, enable_gradient_checkpointing, encode_prompt, make_policy
 from nano_exgrpo.rollout import cut_at_stop, generate_responses, make_trajectory, rollout
+from nano_exgrpo.update import update_policy
+
 
 @pytest.fixture(params=["generate", "loop"], autouse=True)
 def sampler(request, monkeypatch):
@@ -121,6 +124,18 @@ def test_cut_at_stop_knows_all_stop_tokens():
     assert cut_at_stop(row, (8,)).tolist() == [4, 4, 9, 8]
     assert cut_at_stop(row, (7,)).tolist() == row.tolist()
     assert cut_at_stop(row, (4,)).tolist() == [4]
+
+
+def test_a_stored_trajectory_keeps_nothing_but_itself_in_memory(policy):
+    """No tensor of it is a view of its rollout batch, which would live on in the buffer and in each checkpoint."""
+    question = ("q", encode_prompt(policy, "3 + 4", ""))
+    (group,) = rollout(policy, [question], 8, temperature=1.0, max_new_tokens=20)
+    config = TrainConfig(max_response_length=20, group_size=8)
+    advantages = torch.tensor([[1.0, -1.0] * 4])
+    update_policy(policy, torch.optim.SGD(policy.model.parameters(), lr=0.1), [group], advantages, config, clip_range=0.2)
+    for trajectory in group:
+        for tensor in (trajectory.prompt_ids, trajectory.response_ids, trajectory.logprobs):
+            assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
 def test_greedy_ignores_the_random_state(policy):

@@ -24,6 +24,9 @@ def test_a_folder_with_another_run_is_refused_and_left_alone(tmp_path):
     assert read_config(run) == {"seed": 1} and read_lines(run / "metrics.jsonl") == [{"step": 1}]
     (run / "notes.txt").write_text("mine")
     (run / "checkpoints" / "step-000001").mkdir(parents=True)
+    for name in ("eval", "eval-step-000001"):  # of the replaced run: --show and --regrade would take them for the new one's
+        (run / name).mkdir()
+        (run / name / "generations.jsonl").write_text("{}\n")
     open_run(run, {"seed": 2})
     assert sorted(p.name for p in run.iterdir()) == ["config.json", "notes.txt"] and read_config(run) == {"seed": 2}
 
