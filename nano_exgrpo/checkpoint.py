@@ -9,6 +9,7 @@ and 2 more steps equal 4 steps bit for bit (on a CPU; GPU kernels may sum in ano
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -23,6 +24,7 @@ from nano_exgrpo import distributed
 from nano_exgrpo.lora import has_lora, plain_state_dict
 from nano_exgrpo.policy import Policy, without_bars
 from nano_exgrpo.questions import InputError
+from nano_exgrpo.runlog import write_text
 
 KEPT = 2  # the last checkpoint, and one before it in case the disk fills up while writing
 
@@ -51,7 +53,7 @@ def save_model(policy: Policy, folder: Path) -> None:
 
 
 def write_model(policy: Policy, target: Path, *, merge: bool) -> None:
-    """merge: LoRA adapters are merged into the weights; otherwise left out."""
+    """merge: LoRA adapters are merged into the weights, in fp32; otherwise left out."""
     from transformers import GenerationConfig
 
     state = plain_state_dict(policy.model, merge=merge) if has_lora(policy.model) else None
@@ -63,6 +65,11 @@ def write_model(policy: Policy, target: Path, *, merge: bool) -> None:
             policy.model.save_pretrained(target, state_dict=state)
     finally:
         policy.model.generation_config = own
+    if state is not None and merge:
+        # save_pretrained notes the frozen weights' dtype, in which whoever loads the file would round half of what was
+        # learned away.
+        config = json.loads((target / "config.json").read_text(encoding="utf-8"))
+        write_text(target / "config.json", json.dumps({**config, "dtype": "float32"}, indent=2) + "\n")
     own.to_json_file(target / "generation_config.json")
     policy.tokenizer.save_pretrained(target)
 

@@ -132,7 +132,7 @@ class EvalConfig:
     seed: int = setting(0, "seed of sampling, of --limit and of --shuffle-options")
     # ---- memory and speed
     device: str = setting("auto", "auto (CUDA, then MPS, then CPU), or a torch device")
-    dtype: str = setting("auto", "weights: auto is bfloat16 on CUDA, else float32", choices=("auto", "float32", "bfloat16"))
+    dtype: str = setting("auto", "weights: auto is float32, on CUDA what the file has, with products as in the run's training (fp32 of a run without LoRA: bf16 products)", choices=("auto", "float32", "bfloat16"))
     sampler: str = setting("generate", "responses by HF generate, or by our own loop over tokens (decode.py): the same distribution, faster", choices=("generate", "loop"))
     batch_tokens: int = setting(32768, "tokens in one batch, prompts and longest responses; halved when memory runs out")
     threads: int = setting(0, "CPU threads; 0 leaves torch's choice")
