@@ -195,7 +195,7 @@ def generate(
 
 def find_subject(model: str) -> Subject:
     """A run folder, the model folder of a run or of one of its checkpoints, any other model folder, or a hub id.
-    Raises InputError for a run that has saved no model yet."""
+    Raises InputError for a run that has saved no model yet, or only the frozen one beside its LoRA adapters."""
     if not model:
         raise InputError("name what to evaluate with --model: a run folder, a model folder or a hub id")
     if model == "toy":
@@ -208,6 +208,8 @@ def find_subject(model: str) -> Subject:
         checkpoints = list_checkpoints(path)
         if (path / "model" / "config.json").is_file():
             return Subject(model, str(path / "model"), run, path / "eval")
+        if checkpoints and run.lora_rank:
+            raise InputError(f"run {model} trains LoRA adapters, merged only at its end; finish it with train.py --resume {model}")
         if checkpoints:
             print(f"{model} is not finished: its last checkpoint, {checkpoints[-1].name}, is evaluated")
             return Subject(model, str(checkpoints[-1] / "model"), run, path / f"eval-{checkpoints[-1].name}")
@@ -215,6 +217,8 @@ def find_subject(model: str) -> Subject:
     for parent in path.resolve().parents[:3] if path.is_dir() else ():  # <run>/model, <run>/checkpoints/step-…/model
         if (run := run_settings(parent)) is not None:
             step = path.resolve().parent.name if path.resolve().parent != parent else ""
+            if step and run.lora_rank:
+                raise InputError(f"{model} holds the frozen weights without the LoRA adapters; finish the run with train.py --resume {parent}")
             return Subject(model, model, run, parent / (f"eval-{step}" if step else "eval"))
     resolve_model_name(model)  # fails here rather than after a folder was made
     return Subject(model, model, None, Path("evals") / model.rstrip("/").split("/")[-1])

@@ -99,6 +99,18 @@ def test_the_evaluated_policy_is_the_trained_one(run, monkeypatch):
     assert found(cuda) == (bf16, None) and found(cuda, optimizer="adamw16") == (bf16, None) and found(cpu) == (fp32, None)
 
 
+def test_frozen_weights_are_not_evaluated_for_a_lora_run(run, capsys):
+    """A checkpoint of LoRA has the adapters in its state, beside the model that they belong to."""
+    settings = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**settings, "lora_rank": 4}))
+    step = run / "checkpoints" / "step-000002"
+    step.mkdir(parents=True)
+    (run / "model").rename(step / "model")
+    (step / "state.pt").write_bytes(b"")
+    assert _call("--model", run) == 2 and "merged only at its end" in capsys.readouterr().err
+    assert _call("--model", step / "model") == 2 and "without the LoRA adapters" in capsys.readouterr().err
+
+
 def test_training_and_the_script_agree(run):
     """The evaluation inside train.py and eval.py give the same responses for the same settings."""
     assert _call("--model", run / "model", "--temperature", "1.0", "--samples", "2") == 0
