@@ -126,10 +126,10 @@ def find_dtypes(config: EvalConfig, subject: Subject, device: torch.device) -> t
     if config.dtype != "auto":
         return getattr(torch, config.dtype), None
     run = subject.run
-    weights, autocast = resolve_dtypes(run.dtype if run else "auto", "adamw", 0, device)
+    dtype, autocast = resolve_dtypes(run.dtype if run else "auto", "adamw", 0, device)
     if autocast is not None and stored_dtype(subject.weights) in (torch.bfloat16, torch.float16):
         return autocast, None
-    return weights, None if run is None or run.lora_rank else autocast
+    return dtype, None if run is None or run.lora_rank else autocast
 
 
 def stored_dtype(weights: str) -> torch.dtype | None:

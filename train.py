@@ -48,6 +48,7 @@ from nano_exgrpo.rollout import rollout
 from nano_exgrpo.runlog import append_lines, claim_run, open_run, plot_curves, rewind, sole_writer, write_config
 from nano_exgrpo.start import encode_prompts, load_data, start_policy, toy_shape
 from nano_exgrpo.update import update_policy
+from nano_exgrpo.warmup import follow_demonstrations, load_demonstrations
 
 MOST_BAD_STEPS = 5  # steps in a row with NaN or infinite gradients before giving up
 
@@ -80,6 +81,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
     # ---- questions and policy. With torchrun, B and everything below are this process's share (distributed.py).
     B = distributed.share_of(config.questions_per_step, "--questions-per-step")
     train_questions, held_out = load_data(config)
+    demonstrations = load_demonstrations(config) if resumed is None else []
     if resumed is None:
         policy = start_policy(config, device, stop, weights)
     else:
@@ -99,6 +101,8 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
     held_out = [q for q in held_out if q.id in fitting]
     if len(held_out) < distributed.world_size():
         raise InputError(f"{len(held_out)} held-out questions are too few for {distributed.world_size()} processes; raise --held-out")
+    if demonstrations:
+        follow_demonstrations(policy, demonstrations, config, stop)
     optimizer = make_optimizer(policy.model.parameters(), config.optimizer, lr=config.lr, weight_decay=config.weight_decay)
 
     # ---- the method's state

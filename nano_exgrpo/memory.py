@@ -92,7 +92,8 @@ def estimate(
     # the MLP gate, silu(gate), up and their product.
     norms = 2 * h * (12 if fp32_stream and not autocast else 10 if fp32_stream else 8)
     layer = norms + compute * (5 * q + 4 * i) + (compute + 4) * 7 * config.lora_rank
-    tokens = min(config.train_batch_tokens, rows * (prompt + response))
+    most_rows = max(rows, config.warmup_batch if warms_up(config) else 0)  # the warm-up takes what an update takes
+    tokens = min(config.train_batch_tokens, most_rows * (prompt + response))
     tokens = max(tokens, prompt + response)
     if config.gradient_checkpointing:
         activations = tokens * (shape.layers * h * (4 if fp32_stream else width) + layer)
@@ -126,6 +127,11 @@ def estimate(
     update = base + parts["gradients"] + activations + logits
     rollout = base + cache
     return {**parts, "update": update, "rollout": rollout, "total": max(update, rollout)}
+
+
+def warms_up(config: TrainConfig) -> bool:
+    """Whether a real model is shown demonstrations first (the toy's warm-up never fills a memory)."""
+    return config.model != "toy" and config.warmup_steps > 0
 
 
 def suggest(
@@ -184,7 +190,8 @@ def fit_table(shape: ModelShape, config: TrainConfig, device: torch.device, worl
         "overhead": "",
     }
     lines += [f"  {name:12} {found[name] / 1e9:7.2f}   {flags}" for name, flags in change.items()]
-    lines.append(f"  {'update':12} {found['update'] / 1e9:7.2f}   all but the KV cache")
+    warmup = "; the warm-up takes no more" if warms_up(config) else ""
+    lines.append(f"  {'update':12} {found['update'] / 1e9:7.2f}   all but the KV cache{warmup}")
     lines.append(f"  {'rollout':12} {found['rollout'] / 1e9:7.2f}   all but gradients, activations, logits")
     lines.append(f"  {'peak':12} {found['total'] / 1e9:7.2f}")
     capacity = device_memory(device)

@@ -158,3 +158,12 @@ def test_dry_run_of_an_unreadable_model_is_one_sentence(tmp_path, capsys):
         load_shape(str(tmp_path / "empty"))
     assert main(["--model", str(tmp_path / "empty"), "--dry-run"]) == 2
     assert capsys.readouterr().err.startswith("train.py: ")
+
+
+def test_the_warm_up_of_a_real_model_is_in_the_estimate():
+    """It is an update of --warmup-batch rows; the toy's, another model's and none at all add nothing."""
+    few = dict(model="x/y", preset="none", dtype="bfloat16", questions_per_step=2, group_size=2, train_batch_tokens=100_000)
+    plain, warm = (estimate(qwen(), resolve({**few, **more}), CPU) for more in ({}, {"warmup_steps": 50}))
+    assert warm["activations"] == plain["activations"] * 100_000 / (4 * 2048) and warm["KV cache"] == plain["KV cache"]
+    assert "the warm-up takes no more" in fit_table(qwen(), resolve({**few, "warmup_steps": 50}), CPU)
+    assert "warm-up" not in fit_table(qwen(), resolve(few), CPU) + fit_table(qwen(), resolve({}), CPU)

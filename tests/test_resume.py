@@ -16,7 +16,7 @@ import torch
 from conftest import ROOT, flags_of, metrics, tiny_config
 
 import train
-from nano_exgrpo import toy
+from nano_exgrpo import start
 from nano_exgrpo.policy import load_policy
 from nano_exgrpo.runlog import read_lines
 
@@ -209,18 +209,18 @@ def test_sigterm_to_the_script(tmp_path):
 
 def test_interrupt_during_warm_up_leaves_nothing_in_the_way(tiny, monkeypatch, tmp_path, capsys):
     """One sentence, exit code 130, and the same command starts anew without --overwrite."""
-    warm_up, ready = toy.warm_up, False
+    warm_up, ready = start.warm_up, False
 
-    def interrupted(policy: Any, examples: Any, *, on_step: Any, **settings: Any) -> None:
+    def interrupted(*arguments: Any, on_step: Any, **settings: Any) -> None:
         def step(number: int, loss: float) -> None:
             if number == 3 and not ready:
                 signal.raise_signal(signal.SIGTERM)
             on_step(number, loss)
             assert number <= 3 or ready
 
-        warm_up(policy, examples, on_step=step, **settings)
+        warm_up(*arguments, on_step=step, **settings)
 
-    monkeypatch.setattr(toy, "warm_up", interrupted)
+    monkeypatch.setattr(start, "warm_up", interrupted)
     flags = flags_of(tiny_config(tmp_path, steps=1, warmup_steps=6, warmup_batch=2))
     assert train.main(flags) == 130
     err = capsys.readouterr().err
