@@ -21,7 +21,7 @@ SYSTEM_PROMPT = "Please reason step by step, and put your final answer within \\
 
 
 def setting(default: Any, help: str, *, paper: Any = None, choices: tuple[str, ...] | None = None) -> Any:
-    """A dataclass field that explains itself. paper: the value of the released run, if it differs or matters."""
+    """A dataclass field that explains itself. paper: the paper's value, or the released run's, if it differs or matters."""
     return dataclasses.field(default=default, metadata={"help": help, "paper": paper, "choices": choices})
 
 
@@ -37,7 +37,7 @@ class TrainConfig:
     split: str = setting("train", "split of a hub data set")
     held_out: int = setting(200, "questions set aside for evaluation, never trained on")
     system_prompt: str = setting(SYSTEM_PROMPT, "system message of every prompt; empty leaves it out")
-    preset: str = setting("auto", "settings to start from: toy; hard (a toy where replay pays); 24gb or 12gb (one small GPU); paper; auto: toy for the toy, else 24gb", choices=("auto", "toy", "hard", "24gb", "12gb", "paper", "none"))
+    preset: str = setting("auto", "settings to start from: toy; hard (a toy where replay pays); 24gb or 12gb (one small GPU); paper (the released run but for its system prompt); auto: toy for the toy, else 24gb", choices=("auto", "toy", "hard", "24gb", "12gb", "paper", "none"))
     # ---- the method
     algo: str = setting("exgrpo", "exgrpo, or grpo: the same loop without replay and retirement", choices=("exgrpo", "grpo"))
     steps: int = setting(100, "training steps", paper=700)
@@ -169,11 +169,12 @@ PRESETS: dict[str, dict[str, Any]] = {
         steps=200, questions_per_step=32, max_prompt_length=512, max_response_length=1024, rollout_batch=64,
         train_batch_tokens=4096, gradient_checkpointing=True, save_every=20, max_per_question=8, lora_rank=32, lr=1e-5, warmup_lr=7e-5,
     ),
-    # The released run (8 GPUs): for reference, and for those who have them.
+    # The released run (8 GPUs), as its code computes: for reference, and for those who have them. Its system message, which
+    # asks for a <think> section before the solution, is not here; give it with --system-prompt.
     "paper": dict(
         data="Elliott/Openr1-Math-46k-8192", steps=700, questions_per_step=128, updates_per_step=2,
         max_prompt_length=1024, max_response_length=8192, entropy_coef=0.001, weight_decay=0.01,
-        gradient_checkpointing=True, save_every=20,
+        normalize_rows=False, clip_when_mixed=False, gradient_checkpointing=True, save_every=20,
     ),
 }  # fmt: skip
 

@@ -40,7 +40,8 @@ def test_paper_preset_is_the_released_run():
         questions_per_step=128, group_size=8, updates_per_step=2, lr=1e-6, grad_clip=1.0, replay_ratio=0.5, start_threshold=0.35,
         beta=0.1, temperature=1.0, eval_temperature=0.6, max_prompt_length=1024, max_response_length=8192,
         entropy_coef=0.001, steps=700, clip_range=0.2, draw_sigma=1.0, data="Elliott/Openr1-Math-46k-8192",
-        trajectory_choice="lowest", normalize_std=False, max_per_question=0,
+        trajectory_choice="lowest", normalize_std=False, max_per_question=0, weight_decay=0.01, retire=True, shaping=True,
+        normalize_rows=False, clip_when_mixed=False, importance_correction=True,
     )  # fmt: skip
     assert {name: getattr(config, name) for name in expected} == expected
 
