@@ -15,6 +15,7 @@ paper's learning rate is constant).
 from __future__ import annotations
 
 import math
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -284,8 +285,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config, _ = parse_train_config(argv)
         if config.dry_run:
-            shape = toy_shape(config) if config.model == "toy" else load_shape(config.model)
-            print(fit_table(shape, config, resolve_device(config.device)))
+            if int(os.environ.get("RANK", 0)) == 0:  # as torchrun tells each process, and they need not meet for this
+                shape = toy_shape(config) if config.model == "toy" else load_shape(config.model)
+                print(fit_table(shape, config, resolve_device(config.device), int(os.environ.get("WORLD_SIZE", 1))))
             return 0
         run = config.run
         distributed.start(config.device)

@@ -179,11 +179,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-# What may change when a run goes on with --resume: how long, how often, where, and with how much memory. What is
+# What may change when a run goes on with --resume: how long, how often, where, with how much memory, or not at all. What is
 # learned, and from what, may not: the run's config.json has to stay true for all of its steps.
 MAY_CHANGE = frozenset(
     "steps eval_every save_every log_samples sampler device threads dtype rollout_batch train_batch_tokens logits_megabytes "
-    "gradient_checkpointing compile".split()
+    "gradient_checkpointing compile dry_run".split()
 )
 
 
@@ -310,6 +310,7 @@ def validate(config: TrainConfig) -> None:
         need(getattr(config, name) >= 1, name, "at least 1")
     for name in ("lora_rank", "steps", "eval_every", "save_every", "warmup_steps", "toy_widest_guess", "toy_demonstrations", "toy_skill_steps", "max_per_question", "threads"):
         need(getattr(config, name) >= 0, name, "0 or more")
+    need(config.toy_hidden % 8 == 0, "toy_hidden", "a multiple of 8: the toy has four heads of an even size")
     need(config.threads <= 1024, "threads", "at most 1024")
     need(config.updates_per_step <= config.questions_per_step, "updates_per_step", "at most --questions-per-step")
 

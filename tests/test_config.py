@@ -34,6 +34,13 @@ def test_default_data_and_run_folder():
     assert parse("--model org/Name-1B").run == "runs/Name-1B-exgrpo-seed0"
 
 
+def test_the_toys_width_divides_into_four_even_heads():
+    for width in (3, 4, 12, 100):
+        with pytest.raises(InputError, match=f"--toy-hidden must be a multiple of 8: .* got {width}"):
+            parse(f"--toy-hidden {width}")
+    assert parse("--toy-hidden 8").toy_hidden == 8
+
+
 def test_paper_preset_is_the_released_run():
     config = parse("--model Qwen2.5-Math-1.5B --preset paper")
     expected = dict(
@@ -115,7 +122,7 @@ def test_resume_takes_the_runs_own_settings(run):
 def test_what_may_change_changes(run):
     config = parse(
         f"--resume {run} --steps 7 --eval-every 3 --save-every 2 --device cpu --train-batch-tokens 99 --rollout-batch 5 "
-        "--logits-megabytes 3 --gradient-checkpointing --threads 2 --log-samples 1"
+        "--logits-megabytes 3 --gradient-checkpointing --threads 2 --log-samples 1 --dry-run"
     )
     assert (config.steps, config.eval_every, config.save_every, config.device, config.train_batch_tokens) == (7, 3, 2, "cpu", 99)
     assert (config.rollout_batch, config.logits_megabytes, config.gradient_checkpointing, config.threads) == (5, 3, True, 2)

@@ -12,7 +12,7 @@ import torch
 from conftest import ROOT, build
 
 from nano_exgrpo import memory
-from nano_exgrpo.config import parse_train_config, resolve
+from nano_exgrpo.config import parse_train_config, resolve, to_dict
 from nano_exgrpo.memory import ModelShape, estimate, fit_table, load_shape, shape_of, suggest
 from nano_exgrpo.questions import InputError
 from train import main
@@ -190,3 +190,28 @@ def test_the_readme_names_no_lengths_that_its_model_cannot_have():
         flags = words[words.index("train.py") + 1 :]
         config, _ = parse_train_config([word for word in flags if word != "--dry-run"])
         assert config.max_prompt_length + config.max_response_length <= 4096, flags
+
+
+def test_dry_run_counts_the_processes_of_torchrun_and_one_of_them_speaks(capsys, monkeypatch):
+    def optimiser() -> str:
+        assert main(["--dry-run", "--device", "cpu", "--preset", "none", "--toy-hidden", "4096"]) == 0
+        out = capsys.readouterr().out
+        return out and next(line.split()[1] for line in out.splitlines() if "optimiser" in line)
+
+    alone = float(optimiser())
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "0")
+    assert float(optimiser()) == pytest.approx(alone / 4, abs=0.01) and alone > 1
+    monkeypatch.setenv("RANK", "3")
+    assert optimiser() == ""
+
+
+def test_dry_run_of_a_run_that_goes_on(tmp_path, capsys):
+    """Tells whether other memory settings would do; the run is left as it is."""
+    config = resolve({"run": str(tmp_path / "run"), "toy_hidden": 16})
+    (tmp_path / "run").mkdir()
+    path = tmp_path / "run" / "config.json"
+    path.write_text(json.dumps(to_dict(config)))
+    before = path.read_text()
+    assert main(["--resume", str(tmp_path / "run"), "--dry-run", "--train-batch-tokens", "64", "--device", "cpu"]) == 0
+    assert "peak" in capsys.readouterr().out and path.read_text() == before and list((tmp_path / "run").iterdir()) == [path]
