@@ -173,4 +173,7 @@ class StopRequest:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self.requested = True
-        print("\nstopping after this step (once more to stop at once)", file=sys.stderr)
+        if distributed.world_size() == 1:
+            print("\nstopping after this step (once more to stop at once)", file=sys.stderr)
+        elif distributed.is_main():
+            print("\nstopping after this step, if it ends before torchrun loses patience (30 s, or its --shutdown-timeout)", file=sys.stderr)
