@@ -132,10 +132,12 @@ def load_state(run: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def random_state() -> dict[str, Any]:
-    """torch's generators on the CPU and on every GPU; the others are in the sampler's and the buffer's state."""
+    """torch's generators on the CPU and on every GPU, a Mac's included; the others are in the sampler's and the buffer's state."""
     state = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
+    if torch.backends.mps.is_available():
+        state["mps"] = torch.mps.get_rng_state()
     return state
 
 
@@ -144,6 +146,8 @@ def set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["cpu"])
     if "cuda" in state and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
+    if "mps" in state and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"])
 
 
 # ------------------------------------------------------------------------------------- stopping early
