@@ -30,6 +30,7 @@ from typing import Any
 import torch
 import transformers
 from tqdm import tqdm
+from transformers import AutoConfig
 
 from nano_exgrpo.benchmarks import BENCHMARKS, GROUPS, PLAIN, benchmark_names, load_benchmark
 from nano_exgrpo.checkpoint import list_checkpoints
@@ -46,6 +47,7 @@ from nano_exgrpo.generations import (
     weights_digest,
     write_generations,
 )
+from nano_exgrpo.optim import resolve_dtypes
 from nano_exgrpo.policy import Policy, encode_prompt, load_policy, resolve_device, resolve_model_name
 from nano_exgrpo.questions import InputError, Question, questions_digest
 from nano_exgrpo.runlog import append_lines, write_text
@@ -106,10 +108,35 @@ def load(config: EvalConfig, subject: Subject) -> Policy:
     device = resolve_device(config.device)
     if config.threads:
         torch.set_num_threads(config.threads)
-    dtype = {"auto": "bfloat16" if device.type == "cuda" else "float32"}.get(config.dtype, config.dtype)
-    policy = load_policy(subject.weights, device=device, dtype=getattr(torch, dtype))
-    policy.sampler = config.sampler
+    weights, autocast = find_dtypes(config, subject, device)
+    policy = load_policy(subject.weights, device=device, dtype=weights)
+    policy.autocast, policy.sampler = autocast, config.sampler
     return policy
+
+
+def find_dtypes(config: EvalConfig, subject: Subject, device: torch.device) -> tuple[torch.dtype, torch.dtype | None]:
+    """(dtype of the weights, dtype of matrix products under autocast or None). With --dtype auto what is evaluated is
+    the policy that was trained, and not a rounded one.
+
+    Where bf16 is to be used, as by the run's training or, for other models, on a GPU that has it, weights stored in bf16
+    stay so and those that a run trained in fp32 go under autocast. But LoRA's training never rounded W + (α/r) · B A to
+    bf16, as autocast would now, and lose half of what was learned: for merged weights, and for other fp32 files, which
+    may be such, products in fp32 come nearest."""
+    if config.dtype != "auto":
+        return getattr(torch, config.dtype), None
+    run = subject.run
+    dtype, autocast = resolve_dtypes(run.dtype if run else "auto", "adamw", 0, device)
+    if autocast is not None and stored_dtype(subject.weights) in (torch.bfloat16, torch.float16):
+        return autocast, None
+    return dtype, None if run is None or run.lora_rank else autocast
+
+
+def stored_dtype(weights: str) -> torch.dtype | None:
+    """The dtype that a model's configuration names. None where it names none or cannot be read, which loading will say."""
+    try:
+        return AutoConfig.from_pretrained(resolve_model_name(weights)).dtype
+    except (OSError, ValueError):
+        return None
 
 
 def generate(

@@ -15,6 +15,7 @@ paper's learning rate is constant).
 from __future__ import annotations
 
 import math
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -48,6 +49,7 @@ from nano_exgrpo.rollout import rollout
 from nano_exgrpo.runlog import append_lines, claim_run, open_run, plot_curves, reopen_run, sole_writer
 from nano_exgrpo.start import encode_prompts, load_data, start_policy, toy_shape
 from nano_exgrpo.update import update_policy
+from nano_exgrpo.warmup import follow_demonstrations, load_demonstrations
 
 MOST_BAD_STEPS = 5  # steps in a row with NaN or infinite gradients before giving up
 
@@ -56,7 +58,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
     """Run the whole training that `config` describes; returns the run's folder.
 
     stop: asks for an early end, with a checkpoint, after the current step.
-    Raises InputError, and Interrupted at an early end."""
+    Raises InputError, and Interrupted where there is nothing yet to save."""
     run = Path(config.run)
     stop = stop or StopRequest()
     device = resolve_device(config.device)
@@ -86,6 +88,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
             f"the questions of {config.data or 'the toy'} are not those that run {run} was trained on; put the old ones back, "
             f"or start a new run"
         )
+    demonstrations = load_demonstrations(config) if resumed is None else []
     if resumed is None:
         policy = start_policy(config, device, stop, weights)
     else:
@@ -111,6 +114,8 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
     held_out = [q for q in held_out if q.id in fitting]
     if len(held_out) < distributed.world_size():
         raise InputError(f"{len(held_out)} held-out questions are too few for {distributed.world_size()} processes; raise --held-out")
+    if demonstrations:
+        follow_demonstrations(policy, demonstrations, config, stop)
     optimizer = make_optimizer(policy.model.parameters(), config.optimizer, lr=config.lr, weight_decay=config.weight_decay)
 
     # ---- the method's state
@@ -279,7 +284,8 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
             progress.close()
             world = distributed.world_size()
             start = "python" if world == 1 else f"torchrun --nproc-per-node {world} --"
-            raise Interrupted(f"stopped after step {step}; go on with: {start} train.py --resume {run}")
+            print(f"\nstopped after step {step}; go on with: {start} train.py --resume {run}")
+            return run
 
     if not distributed.is_main():
         return run
@@ -307,8 +313,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config = parse_train_config(argv)
         if config.dry_run:
-            shape = toy_shape(config) if config.model == "toy" else load_shape(config.model)
-            print(fit_table(shape, config, resolve_device(config.device)))
+            if int(os.environ.get("RANK", 0)) == 0:  # as torchrun tells each process, and they need not meet for this
+                shape = toy_shape(config) if config.model == "toy" else load_shape(config.model)
+                print(fit_table(shape, config, resolve_device(config.device), int(os.environ.get("WORLD_SIZE", 1))))
             return 0
         run = config.run
         distributed.start(config.device)
@@ -321,7 +328,7 @@ def main(argv: list[str] | None = None) -> int:
     except Interrupted as error:
         if distributed.is_main():
             print(f"\ntrain.py: {error}", file=sys.stderr)
-        return 130  # what a shell reports for Ctrl-C, so that what stands behind && does not begin
+        return 130  # what a shell reports for Ctrl-C; a run that is saved ends with 0
     except (RuntimeError, MemoryError, OSError) as error:
         sentence = explain(error, run)
         if sentence is None and distributed.lost_another(error):

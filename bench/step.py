@@ -65,6 +65,7 @@ from nano_exgrpo.policy import Policy, compile_layers, make_policy
 from nano_exgrpo.questions import sum_questions
 from nano_exgrpo.rollout import Trajectory, rollout, sampling_config
 from nano_exgrpo.update import update_policy
+from nano_exgrpo.warmup import warm_up
 
 
 @dataclass
@@ -105,7 +106,8 @@ def toy_shape() -> Shape:
     ids = lambda text: torch.tensor(policy.tokenizer(text, add_special_tokens=False)["input_ids"])  # noqa: E731
     prompt = lambda text: f"<|user|> {text} <|assistant|>"  # noqa: E731
     examples = [(ids(prompt(q)), ids(f"{r} <|end|>")) for q, r in pairs]
-    toy.warm_up(policy, examples, steps=300, batch_size=64, lr=2e-3, seed=0)
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.0)
+    warm_up(policy, optimizer, examples, steps=300, batch_size=64, seed=0)
     prompts = [prompt(q.prompt) for q in questions[:32]]
     return Shape(policy, prompts, [ids(p) for p in prompts], group_size=8, response_length=16)
 

@@ -11,6 +11,7 @@ Read the files in the order of the method; of these, each knows only those above
     toy          a tiny tokenizer and policy that learn in a minute on a laptop
     config       every setting, its unit and the paper's value
     update       one step's update, in micro-batches
+    warmup       learning from demonstrations, before there are rewards
     start        what the loop starts from
 
 `train.py` wires them together as the eight steps of the method. What stands behind and around it:

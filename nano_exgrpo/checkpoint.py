@@ -9,6 +9,7 @@ and 2 more steps equal 4 steps bit for bit (on a CPU; GPU kernels may sum in ano
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -23,6 +24,7 @@ from nano_exgrpo import distributed
 from nano_exgrpo.lora import has_lora, plain_state_dict
 from nano_exgrpo.policy import Policy, without_bars
 from nano_exgrpo.questions import InputError
+from nano_exgrpo.runlog import write_text
 
 KEPT = 2  # the last checkpoint, and one before it in case the disk fills up while writing
 
@@ -51,7 +53,7 @@ def save_model(policy: Policy, folder: Path) -> None:
 
 
 def write_model(policy: Policy, target: Path, *, merge: bool) -> None:
-    """merge: LoRA adapters are merged into the weights; otherwise left out."""
+    """merge: LoRA adapters are merged into the weights, in fp32; otherwise left out."""
     from transformers import GenerationConfig
 
     state = plain_state_dict(policy.model, merge=merge) if has_lora(policy.model) else None
@@ -63,6 +65,11 @@ def write_model(policy: Policy, target: Path, *, merge: bool) -> None:
             policy.model.save_pretrained(target, state_dict=state)
     finally:
         policy.model.generation_config = own
+    if state is not None and merge:
+        # save_pretrained notes the frozen weights' dtype, in which whoever loads the file would round half of what was
+        # learned away.
+        config = json.loads((target / "config.json").read_text(encoding="utf-8"))
+        write_text(target / "config.json", json.dumps({**config, "dtype": "float32"}, indent=2) + "\n")
     own.to_json_file(target / "generation_config.json")
     policy.tokenizer.save_pretrained(target)
 
@@ -125,10 +132,12 @@ def load_state(run: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def random_state() -> dict[str, Any]:
-    """torch's generators on the CPU and on every GPU; the others are in the sampler's and the buffer's state."""
+    """torch's generators on the CPU and on every GPU, a Mac's included; the others are in the sampler's and the buffer's state."""
     state = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
+    if torch.backends.mps.is_available():
+        state["mps"] = torch.mps.get_rng_state()
     return state
 
 
@@ -137,13 +146,15 @@ def set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["cpu"])
     if "cuda" in state and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
+    if "mps" in state and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"])
 
 
 # ------------------------------------------------------------------------------------- stopping early
 
 
 class Interrupted(Exception):
-    """The user ended the run early. The message says what was saved, and how to go on."""
+    """The user ended the run before there was anything to save."""
 
 
 class StopRequest:
@@ -166,4 +177,7 @@ class StopRequest:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self.requested = True
-        print("\nstopping after this step (once more to stop at once)", file=sys.stderr)
+        if distributed.world_size() == 1:
+            print("\nstopping after this step (once more to stop at once)", file=sys.stderr)
+        elif distributed.is_main():
+            print("\nstopping after this step, if it ends before torchrun loses patience (30 s, or its --shutdown-timeout)", file=sys.stderr)

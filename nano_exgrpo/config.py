@@ -21,7 +21,7 @@ SYSTEM_PROMPT = "Please reason step by step, and put your final answer within \\
 
 
 def setting(default: Any, help: str, *, paper: Any = None, choices: tuple[str, ...] | None = None) -> Any:
-    """A dataclass field that explains itself. paper: the value of the released run, if it differs or matters."""
+    """A dataclass field that explains itself. paper: the paper's value, or the released run's, if it differs or matters."""
     return dataclasses.field(default=default, metadata={"help": help, "paper": paper, "choices": choices})
 
 
@@ -37,7 +37,7 @@ class TrainConfig:
     split: str = setting("train", "split of a hub data set")
     held_out: int = setting(200, "questions set aside for evaluation, never trained on")
     system_prompt: str = setting(SYSTEM_PROMPT, "system message of every prompt; empty leaves it out")
-    preset: str = setting("auto", "settings to start from: toy; hard (a toy where replay pays); 24gb or 12gb (one small GPU); paper; auto: toy for the toy, else 24gb", choices=("auto", "toy", "hard", "24gb", "12gb", "paper", "none"))
+    preset: str = setting("auto", "settings to start from: toy; hard (a toy where replay pays); 24gb or 12gb (one small GPU); paper (the released run but for its system prompt); auto: toy for the toy, else 24gb", choices=("auto", "toy", "hard", "24gb", "12gb", "paper", "none"))
     # ---- the method
     algo: str = setting("exgrpo", "exgrpo, or grpo: the same loop without replay and retirement", choices=("exgrpo", "grpo"))
     steps: int = setting(100, "training steps", paper=700)
@@ -86,7 +86,7 @@ class TrainConfig:
     warmup_steps: int = setting(0, "supervised steps before RL; 0 for none")
     warmup_data: str = setting("", "demonstrations for the warm-up of a real model: .jsonl of question and response")
     warmup_batch: int = setting(64, "demonstrations a warm-up step")
-    warmup_lr: float = setting(2e-3, "peak learning rate of the warm-up")
+    warmup_lr: float = setting(7e-6, "peak learning rate of the warm-up; with LoRA about ten times as much")
     warmup_cache: bool = setting(True, "reuse a toy policy that was warmed up with the same settings")
     # ---- the toy
     toy_questions: int = setting(1000, "training questions")
@@ -132,7 +132,7 @@ class EvalConfig:
     seed: int = setting(0, "seed of sampling, of --limit and of --shuffle-options")
     # ---- memory and speed
     device: str = setting("auto", "auto (CUDA, then MPS, then CPU), or a torch device")
-    dtype: str = setting("auto", "weights: auto is bfloat16 on CUDA, else float32", choices=("auto", "float32", "bfloat16"))
+    dtype: str = setting("auto", "weights: auto is float32, on CUDA what the file has, with products as in the run's training (fp32 of a run without LoRA: bf16 products)", choices=("auto", "float32", "bfloat16"))
     sampler: str = setting("generate", "responses by HF generate, or by our own loop over tokens (decode.py): the same distribution, faster", choices=("generate", "loop"))
     batch_tokens: int = setting(32768, "tokens in one batch, prompts and longest responses; halved when memory runs out")
     threads: int = setting(0, "CPU threads; 0 leaves torch's choice")
@@ -162,25 +162,28 @@ PRESETS: dict[str, dict[str, Any]] = {
         steps=200, questions_per_step=32, max_prompt_length=512, max_response_length=1024, rollout_batch=128,
         train_batch_tokens=8192, gradient_checkpointing=True, save_every=20, max_per_question=8, optimizer="adamw16",
     ),
-    # The same with LoRA on one 12 GB card: estimated peak 8 GB.
+    # The same with LoRA on one 12 GB card: estimated peak 8 GB. Adapters take ten times the learning rates of all weights:
+    # those are the paper's for RL, and for the warm-up what Qwen2.5 itself was fine-tuned with (7e-6, cooled to a tenth of
+    # it; arXiv 2412.15115, section 4.1).
     "12gb": dict(
         steps=200, questions_per_step=32, max_prompt_length=512, max_response_length=1024, rollout_batch=64,
-        train_batch_tokens=4096, gradient_checkpointing=True, save_every=20, max_per_question=8, lora_rank=32, lr=1e-5,
+        train_batch_tokens=4096, gradient_checkpointing=True, save_every=20, max_per_question=8, lora_rank=32, lr=1e-5, warmup_lr=7e-5,
     ),
-    # The released run (8 GPUs): for reference, and for those who have them.
+    # The released run (8 GPUs), as its code computes: for reference, and for those who have them. Its system message, which
+    # asks for a <think> section before the solution, is not here; give it with --system-prompt.
     "paper": dict(
         data="Elliott/Openr1-Math-46k-8192", steps=700, questions_per_step=128, updates_per_step=2,
         max_prompt_length=1024, max_response_length=8192, entropy_coef=0.001, weight_decay=0.01,
-        gradient_checkpointing=True, save_every=20,
+        normalize_rows=False, clip_when_mixed=False, gradient_checkpointing=True, save_every=20,
     ),
 }  # fmt: skip
 
 
-# What may change when a run goes on with --resume: how long, how often, where, and with how much memory. What is
+# What may change when a run goes on with --resume: how long, how often, where, with how much memory, or not at all. What is
 # learned, and from what, may not: the run's config.json has to stay true for all of its steps.
 MAY_CHANGE = frozenset(
     "steps eval_every save_every log_samples sampler device threads dtype rollout_batch train_batch_tokens logits_megabytes "
-    "gradient_checkpointing compile".split()
+    "gradient_checkpointing compile dry_run".split()
 )
 
 
@@ -307,6 +310,7 @@ def validate(config: TrainConfig) -> None:
         need(getattr(config, name) >= 1, name, "at least 1")
     for name in ("lora_rank", "steps", "eval_every", "save_every", "warmup_steps", "toy_widest_guess", "toy_demonstrations", "toy_skill_steps", "max_per_question", "threads"):
         need(getattr(config, name) >= 0, name, "0 or more")
+    need(config.toy_hidden % 8 == 0, "toy_hidden", "a multiple of 8: the toy has four heads of an even size")
     need(config.threads <= 1024, "threads", "at most 1024")
     need(config.updates_per_step <= config.questions_per_step, "updates_per_step", "at most --questions-per-step")
 

@@ -5,6 +5,11 @@
 
 (Without the lone -- torchrun takes train.py's --run for an abbreviation of an option of its own.)
 
+Ctrl-C and SIGTERM are for torchrun, which passes them on, waits 30 s and kills what is left. A run ends only after the
+current step, with a checkpoint, so where steps take longer give torchrun more time, on every node: `--shutdown-timeout
+1800` before the --, or TORCH_ELASTIC_SHUTDOWN_TIMEOUT=1800 in its environment, which versions of torch that know
+neither ignore (with those, rely on --save-every).
+
 Every process has the whole model, its own share of the questions and its own replay buffer. It samples and scores its
 B/N groups alone; then gradients are *summed*, since the loss is divided by the rows and tokens of all processes
 together, so that an update equals one process's update on the whole batch, whatever the lengths.

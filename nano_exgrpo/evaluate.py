@@ -15,6 +15,7 @@ import hashlib
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -67,7 +68,6 @@ def generate_batches(
     """
     queue = deque(batches)
     too_large = math.inf  # tokens, padding included, of the smallest batch that did not fit
-    devices = [policy.device] if policy.device.type == "cuda" else []
     while queue:
         rows = queue.popleft()
         prompts = [asked[question][1] for question, _ in rows]
@@ -76,7 +76,7 @@ def generate_batches(
         size = len(rows) * (longest + new_tokens)
         responses = None
         if size < too_large or len(rows) == 1:
-            with torch.random.fork_rng(devices=devices):
+            with random_state_kept(policy.device):
                 torch.manual_seed(batch_seed(seed, [(asked[question][0], sample) for question, sample in rows]))
                 try:
                     responses = generate_responses(
@@ -104,6 +104,18 @@ def generate_batches(
                 for (question, _), (response,) in zip(rows, responses, strict=True)
             ],
         )
+
+
+@contextmanager
+def random_state_kept(device: torch.device) -> Iterator[None]:
+    """Whatever is seeded and drawn inside, the CPU's and the device's random numbers go on afterwards as if it had not been."""
+    metal = torch.mps.get_rng_state() if device.type == "mps" else None  # fork_rng knows no MPS, which manual_seed seeds too
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        if metal is not None:
+            torch.mps.set_rng_state(metal)
 
 
 def batch_seed(seed: int, rows: Sequence[tuple[str, int]]) -> int:

@@ -57,18 +57,21 @@ def load_adapter(model: Any, state: dict[str, Tensor]) -> None:
 def plain_state_dict(model: Any, *, merge: bool) -> dict[str, Tensor]:
     """The weights under the names that the model has without adapters.
 
-    merge: W + (α/r) · B A, everything in fp32: in bf16 the small changes of RL would round away. Otherwise the
-    frozen W, as it is."""
+    merge: W + (α/r) · B A, everything in fp32 and on the CPU: in bf16 the small changes of RL would round away, and the
+    device that trained may have no room for the model in fp32. Otherwise the frozen W, as it is."""
     from peft.tuners.lora import LoraLayer
 
     plain = {name.replace(".base_layer.", "."): t for name, t in model.state_dict().items() if "lora_" not in name}
     if not merge:
         return plain
-    shared = {t.data_ptr(): t.float() for t in plain.values()}  # tied weights stay one tensor
-    plain = {name: shared[t.data_ptr()] for name, t in plain.items()}
-    for name, module in model.named_modules():
-        if isinstance(module, LoraLayer):
+    adapted = {f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    shared: dict[int, Tensor] = {}  # tied weights stay one tensor
+    for name, tensor in plain.items():  # one module at a time, so that nothing is there twice
+        where = tensor.data_ptr()
+        if name in adapted:
             with torch.no_grad():
-                delta = module.get_delta_weight("default")  # [out, in]
-                plain[f"{name}.weight"] = module.base_layer.weight.float() + delta.float()
+                shared[where] = adapted[name].get_delta_weight("default").cpu().float().add_(tensor.cpu())  # [out, in]
+        elif where not in shared:
+            shared[where] = tensor.cpu().float()
+        plain[name] = shared[where]
     return plain

@@ -18,7 +18,7 @@ import torch
 
 from nano_exgrpo.config import TrainConfig
 from nano_exgrpo.optim import resolve_dtypes
-from nano_exgrpo.policy import resolve_model_name
+from nano_exgrpo.policy import context_of, resolve_model_name
 from nano_exgrpo.questions import InputError
 
 CUDA_OVERHEAD = 1.0e9  # bytes: context, cuBLAS workspaces, fragmentation; an allowance, not a measurement
@@ -27,7 +27,7 @@ CUDA_OVERHEAD = 1.0e9  # bytes: context, cuBLAS workspaces, fragmentation; an al
 @dataclass
 class ModelShape:
     """weights: all of them, tied ones once. linear: those of linear layers outside the projection. vocabulary V,
-    hidden H, intermediate, layers; query and kv: heads times head dimension."""
+    hidden H, intermediate, layers; query and kv: heads times head dimension. context: most tokens of prompt and response."""
 
     weights: int
     linear: int
@@ -37,6 +37,7 @@ class ModelShape:
     layers: int
     query: int
     kv: int
+    context: int = 2**20
 
 
 def shape_of(model: Any) -> ModelShape:
@@ -54,6 +55,7 @@ def shape_of(model: Any) -> ModelShape:
         layers=config.num_hidden_layers,
         query=head * config.num_attention_heads,
         kv=head * (getattr(config, "num_key_value_heads", None) or config.num_attention_heads),
+        context=context_of(config),
     )
 
 
@@ -92,7 +94,8 @@ def estimate(
     # the MLP gate, silu(gate), up and their product.
     norms = 2 * h * (12 if fp32_stream and not autocast else 10 if fp32_stream else 8)
     layer = norms + compute * (5 * q + 4 * i) + (compute + 4) * 7 * config.lora_rank
-    tokens = min(config.train_batch_tokens, rows * (prompt + response))
+    most_rows = max(rows, config.warmup_batch if warms_up(config) else 0)  # the warm-up takes what an update takes
+    tokens = min(config.train_batch_tokens, most_rows * (prompt + response))
     tokens = max(tokens, prompt + response)
     if config.gradient_checkpointing:
         activations = tokens * (shape.layers * h * (4 if fp32_stream else width) + layer)
@@ -126,6 +129,11 @@ def estimate(
     update = base + parts["gradients"] + activations + logits
     rollout = base + cache
     return {**parts, "update": update, "rollout": rollout, "total": max(update, rollout)}
+
+
+def warms_up(config: TrainConfig) -> bool:
+    """Whether a real model is shown demonstrations first (the toy's warm-up never fills a memory)."""
+    return config.model != "toy" and config.warmup_steps > 0
 
 
 def suggest(
@@ -184,9 +192,17 @@ def fit_table(shape: ModelShape, config: TrainConfig, device: torch.device, worl
         "overhead": "",
     }
     lines += [f"  {name:12} {found[name] / 1e9:7.2f}   {flags}" for name, flags in change.items()]
-    lines.append(f"  {'update':12} {found['update'] / 1e9:7.2f}   all but the KV cache")
+    warmup = "; the warm-up takes no more" if warms_up(config) else ""
+    lines.append(f"  {'update':12} {found['update'] / 1e9:7.2f}   all but the KV cache{warmup}")
     lines.append(f"  {'rollout':12} {found['rollout'] / 1e9:7.2f}   all but gradients, activations, logits")
     lines.append(f"  {'peak':12} {found['total'] / 1e9:7.2f}")
+    room = shape.context - config.max_response_length
+    if room < 1:
+        lines.append(
+            f"will not start: --max-response-length {config.max_response_length} leaves no room for a prompt in the model's context of {shape.context} tokens"
+        )
+    elif room < config.max_prompt_length:
+        lines.append(f"will skip prompts longer than {room} tokens: with the response they exceed the model's context of {shape.context} tokens")
     capacity = device_memory(device)
     if capacity:
         flags, reached = suggest(shape, config, device, 0.95 * capacity, world_size)

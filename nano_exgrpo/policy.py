@@ -146,10 +146,14 @@ def make_policy(model: Any, tokenizer: Any) -> Policy:
     if not stop_ids:
         raise InputError("neither tokenizer nor generation_config names an end-of-sequence token; set tokenizer.eos_token")
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stop_ids[0]
-    context = getattr(model.config, "max_position_embeddings", None) or 2**20
-    policy = Policy(model, tokenizer, stop_ids, pad_id, context)
+    policy = Policy(model, tokenizer, stop_ids, pad_id, context_of(model.config))
     _check_projection(policy)
     return policy
+
+
+def context_of(config: Any) -> int:
+    """Most tokens that a model with this configuration can attend to; 2**20 where it does not say."""
+    return getattr(config, "max_position_embeddings", None) or 2**20
 
 
 def enable_gradient_checkpointing(model: Any) -> None:

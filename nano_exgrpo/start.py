@@ -1,4 +1,4 @@
-"""What the loop starts from: the questions, their prompts, and the policy, loaded or built and warmed up."""
+"""What the loop starts from: the questions, their prompts, and the policy: a model loaded, or the toy, warmed up."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
-from nano_exgrpo import toy
-from nano_exgrpo.checkpoint import Interrupted, StopRequest, save_model
+from nano_exgrpo import policy as policy_module
+from nano_exgrpo import questions as questions_module
+from nano_exgrpo import toy, warmup
+from nano_exgrpo.checkpoint import StopRequest, save_model
 from nano_exgrpo.config import TrainConfig, to_dict
 from nano_exgrpo.memory import ModelShape, shape_of
-from nano_exgrpo.policy import Policy, encode_prompt, end_of_turn, load_policy
+from nano_exgrpo.policy import Policy, encode_prompt, load_policy
 from nano_exgrpo.questions import (
     InputError,
     Question,
@@ -23,10 +24,10 @@ from nano_exgrpo.questions import (
     mislabel,
     possible_sums,
     put_out_of_reach,
-    read_jsonl,
     split_held_out,
     sum_questions,
 )
+from nano_exgrpo.warmup import encode_demonstrations, shown, warm_up
 
 
 def load_data(config: TrainConfig) -> tuple[list[Question], list[Question]]:
@@ -77,86 +78,72 @@ def encode_prompts(policy: Policy, questions: Sequence[Question], config: TrainC
 
 
 def start_policy(config: TrainConfig, device: torch.device, stop: StopRequest, dtype: torch.dtype) -> Policy:
-    """The policy that RL starts from, its weights in `dtype`: loaded or built, and warmed up (in fp32) if asked to."""
-    policy = warmed_up_policy(config, device, stop, torch.float32 if config.warmup_steps else dtype)
+    """The policy that the run starts from, its weights in `dtype`: a model as it is, or the toy, which has learned a
+    little (in fp32). Raises Interrupted where `stop` is requested meanwhile."""
+    if config.model != "toy":
+        return load_policy(config.model, device=device, dtype=dtype)
+    policy = warmed_up_toy(config, device, stop)
     for parameter in policy.model.parameters():
         parameter.data = parameter.data.to(dtype)  # not model.to, which would also round the tables of RoPE
     return policy
 
 
-def warmed_up_policy(config: TrainConfig, device: torch.device, stop: StopRequest, dtype: torch.dtype) -> Policy:
-    """Load or build the policy and fine-tune it on demonstrations; a toy that was made before comes from its cache.
-
-    Raises InputError without demonstrations for a real model, Interrupted where `stop` is requested meanwhile."""
-    is_toy = config.model == "toy"
-    cache = Path(config.run).parent / ".warmup" / warmup_key(config)
-    if is_toy and config.warmup_cache and (cache / "config.json").exists():
+def warmed_up_toy(config: TrainConfig, device: torch.device, stop: StopRequest) -> Policy:
+    """Build the toy and warm it up on its demonstrations, or take it from the cache where that was done before."""
+    cache = Path(config.run).parent / ".warmup" / warmup_key(config, device)
+    if config.warmup_cache and (cache / "config.json").exists():
         print(f"warmed-up policy from {cache} (--no-warmup-cache to make it anew)")
         return load_policy(str(cache), device=device)
-    if is_toy:
-        policy = toy.build_policy(seed=config.seed, device=device, hidden=config.toy_hidden, layers=config.toy_layers)
-    else:
-        policy = load_policy(config.model, device=device, dtype=dtype)
-    if not config.warmup_steps:
-        return policy
-    if is_toy:
-        asked, held_out = split_held_out(toy_sums(config), config.held_out, seed=config.seed)
-        if config.toy_demonstrations:
-            terms = (config.toy_fewest_terms, config.toy_most_terms)
-            count = min(config.toy_demonstrations, possible_sums(terms, config.toy_largest))
-            kept = {q.prompt for q in held_out}
-            asked = [q for q in sum_questions(count, seed=config.seed, terms=terms, largest=config.toy_largest) if q.prompt not in kept]
-        pairs = toy.demonstrations(
-            asked,
-            reasoning=config.toy_reasoning,
-            seed=config.seed,
-            largest=config.toy_largest,
-            widest_guess=config.toy_widest_guess,
-        )
-        skilled = toy.demonstrations(asked, reasoning=1.0, seed=config.seed, largest=config.toy_largest)
-    elif config.warmup_data:
-        pairs = []
-        for where, row in read_jsonl(config.warmup_data):
-            if not isinstance(row.get("question"), str) or not isinstance(row.get("response"), str):
-                raise InputError(f"{where} needs the text fields 'question' and 'response'")
-            pairs.append((row["question"], row["response"]))
-        if not pairs:
-            raise InputError(f"--warmup-data {config.warmup_data} holds no demonstrations")
-    else:
-        raise InputError("--warmup-steps on a real model needs demonstrations: name them with --warmup-data")
-    end = torch.tensor([end_of_turn(policy.tokenizer)])
-
-    def encode(demonstrations: Sequence[tuple[str, str]]) -> list[tuple[Tensor, Tensor]]:
-        return [(encode_prompt(policy, prompt, config.system_prompt), torch.cat([text_ids(policy, response), end])) for prompt, response in demonstrations]
-
-    phases = [(encode(pairs), config.warmup_steps, config.warmup_lr)]
-    if is_toy and config.toy_skill_steps:
-        phases.insert(0, (encode(skilled), config.toy_skill_steps, config.toy_skill_lr))
-    with tqdm(total=sum(steps for _, steps, _ in phases), desc="warm-up") as progress:
-
-        def on_step(step: int, loss: float) -> None:
-            progress.update()
-            progress.set_postfix(loss=f"{loss:.3f}")
-            if stop.requested:
-                raise Interrupted("stopped during the warm-up; nothing was saved, so start again with the same command")
-
-        for examples, steps, lr in phases:
-            toy.warm_up(policy, examples, steps=steps, batch_size=config.warmup_batch, lr=lr, seed=config.seed, on_step=on_step)
-    if is_toy:
+    policy = toy.build_policy(seed=config.seed, device=device, hidden=config.toy_hidden, layers=config.toy_layers)
+    phases = toy_phases(config)
+    with shown(sum(steps for _, steps, _ in phases), stop) as on_step:
+        for pairs, steps, lr in phases:
+            # Not by the run's optimiser and micro-batches: the toy stands for a model that was trained elsewhere, and one
+            # cache serves all runs.
+            optimizer = torch.optim.AdamW(policy.model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
+            examples = encode_demonstrations(policy, pairs, config.system_prompt)
+            warm_up(policy, optimizer, examples, steps=steps, batch_size=config.warmup_batch, seed=config.seed, on_step=on_step)
+    if phases:
         save_model(policy, cache)
     return policy
+
+
+def toy_phases(config: TrainConfig) -> list[tuple[list[tuple[str, str]], int, float]]:
+    """(demonstrations, steps, peak learning rate) of each phase of the toy's warm-up; none where none is asked for."""
+    if not config.warmup_steps:
+        return []
+    asked, held_out = split_held_out(toy_sums(config), config.held_out, seed=config.seed)
+    if config.toy_demonstrations:
+        terms = (config.toy_fewest_terms, config.toy_most_terms)
+        count = min(config.toy_demonstrations, possible_sums(terms, config.toy_largest))
+        kept = {q.prompt for q in held_out}
+        asked = [q for q in sum_questions(count, seed=config.seed, terms=terms, largest=config.toy_largest) if q.prompt not in kept]
+    pairs = toy.demonstrations(
+        asked,
+        reasoning=config.toy_reasoning,
+        seed=config.seed,
+        largest=config.toy_largest,
+        widest_guess=config.toy_widest_guess,
+    )
+    phases = [(pairs, config.warmup_steps, config.warmup_lr)]
+    if config.toy_skill_steps:
+        skilled = toy.demonstrations(asked, reasoning=1.0, seed=config.seed, largest=config.toy_largest)
+        phases.insert(0, (skilled, config.toy_skill_steps, config.toy_skill_lr))
+    return phases
 
 
 def toy_shape(config: TrainConfig) -> ModelShape:
     return shape_of(toy.build_policy(seed=config.seed, hidden=config.toy_hidden, layers=config.toy_layers).model)
 
 
-def text_ids(policy: Policy, text: str) -> Tensor:
-    return torch.tensor(policy.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
+def warmup_key(config: TrainConfig, device: torch.device) -> str:
+    """Names the cache of a warmed-up toy by all that shapes it: settings, where it is computed, versions, and the code
+    that draws its sums, demonstrates, encodes and trains."""
+    import transformers
 
-
-def warmup_key(config: TrainConfig) -> str:
-    """Names the cache of a warmed-up toy by all that shapes it: settings, code and torch version."""
-    settings = {k: v for k, v in to_dict(config).items() if k.startswith(("toy_", "warmup_")) or k in ("seed", "held_out")}
-    code = Path(toy.__file__).read_bytes()
-    return hashlib.sha256(json.dumps([settings, torch.__version__]).encode() + code).hexdigest()[:16]
+    names = ("warmup_steps", "warmup_batch", "warmup_lr", "seed", "held_out", "system_prompt", "threads")
+    settings = {k: v for k, v in to_dict(config).items() if k.startswith("toy_") or k in names}
+    parts = [settings, device.type, torch.__version__, transformers.__version__]
+    files = (__file__, *(module.__file__ for module in (questions_module, policy_module, toy, warmup)))
+    code = b"".join(Path(file).read_bytes() for file in files)
+    return hashlib.sha256(json.dumps(parts).encode() + code).hexdigest()[:16]

@@ -13,13 +13,12 @@ to RL, in a minute on a laptop.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from nano_exgrpo.policy import Policy, make_policy, token_logprobs
+from nano_exgrpo.policy import Policy, make_policy
 from nano_exgrpo.questions import Question
 
 LARGEST_NUMBER = 99
@@ -101,43 +100,3 @@ def demonstrations(
             steps, answer = "", rng.randint(least, most)
         pairs.append((question.prompt, f"{steps} \\boxed{{ {answer} }}"))
     return pairs
-
-
-def warm_up(
-    policy: Policy,
-    examples: Sequence[tuple[Tensor, Tensor]],
-    *,
-    steps: int,
-    batch_size: int,
-    lr: float,
-    seed: int,
-    on_step: Callable[[int, float], None] | None = None,
-) -> None:
-    """Supervised fine-tuning, for any model: maximise the mean log-probability of the response tokens.
-
-    examples: (prompt ids [P], response ids [T] with EOS). lr: peak, reached linearly over the first 5 % of
-    the steps and cooled to a tenth of it along a cosine. on_step: called with (step, loss in nats a token).
-    """
-    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
-    rise = max(1, steps // 20)
-
-    def factor(step: int) -> float:
-        if step < rise:
-            return (step + 1) / rise
-        return 0.55 + 0.45 * torch.cos(torch.tensor(torch.pi * (step - rise) / max(1, steps - rise))).item()
-
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-    rng = random.Random(seed)
-    for step in range(steps):
-        batch = [examples[rng.randrange(len(examples))] for _ in range(batch_size)]
-        logprobs, _, mask = token_logprobs(
-            policy, [p for p, _ in batch], [r for _, r in batch], with_entropy=False
-        )  # [B, T]
-        loss = -logprobs.sum() / mask.sum()
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        if on_step is not None:
-            on_step(step, loss.item())

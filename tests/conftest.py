@@ -86,6 +86,23 @@ def give_hidden_defaults(policy):
         setattr(policy.model.generation_config, name, value)
 
 
+@pytest.fixture
+def mac(monkeypatch):
+    """A Mac's generator of random numbers in its place, seeded by torch.manual_seed as there; draws with `mac.draw()`."""
+
+    class Metal:
+        generator = torch.Generator()
+
+        def draw(self):
+            return torch.rand(3, generator=self.generator)
+
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.mps, "manual_seed", lambda seed: Metal.generator.manual_seed(seed))
+    monkeypatch.setattr(torch.mps, "get_rng_state", lambda: Metal.generator.get_state())
+    monkeypatch.setattr(torch.mps, "set_rng_state", lambda state: Metal.generator.set_state(state))
+    return Metal()
+
+
 # ------------------------------------------------------------ runs of train.py with an untrained policy
 
 

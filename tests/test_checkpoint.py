@@ -64,6 +64,20 @@ def test_the_random_state_of_every_gpu_comes_back(policy, tmp_path, monkeypatch)
     assert len(given) == 1 and all(map(torch.equal, given[0], states))
 
 
+def test_a_macs_random_state_comes_back_and_is_ignored_elsewhere(policy, tmp_path, mac, monkeypatch):
+    torch.manual_seed(5)
+    save_checkpoint(tmp_path, 1, policy, {})
+    expected = mac.draw()
+    torch.manual_seed(6)
+    state = load_state(tmp_path)[1]["random"]
+    set_random_state(state)
+    assert torch.equal(mac.draw(), expected)
+    torch.manual_seed(6)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    set_random_state(state)  # resumed on another machine
+    assert not torch.equal(mac.draw(), expected)
+
+
 def full_disk_for_the_weights(*args, **kwargs):
     raise OSError(28, "No space left on device")
 

@@ -33,13 +33,21 @@ def test_default_data_and_run_folder():
     assert parse("--model org/Name-1B").run == "runs/Name-1B-exgrpo-seed0"
 
 
+def test_the_toys_width_divides_into_four_even_heads():
+    for width in (3, 4, 12, 100):
+        with pytest.raises(InputError, match=f"--toy-hidden must be a multiple of 8: .* got {width}"):
+            parse(f"--toy-hidden {width}")
+    assert parse("--toy-hidden 8").toy_hidden == 8
+
+
 def test_paper_preset_is_the_released_run():
     config = parse("--model Qwen2.5-Math-1.5B --preset paper")
     expected = dict(
         questions_per_step=128, group_size=8, updates_per_step=2, lr=1e-6, grad_clip=1.0, replay_ratio=0.5, start_threshold=0.35,
         beta=0.1, temperature=1.0, eval_temperature=0.6, max_prompt_length=1024, max_response_length=8192,
         entropy_coef=0.001, steps=700, clip_range=0.2, draw_sigma=1.0, data="Elliott/Openr1-Math-46k-8192",
-        trajectory_choice="lowest", normalize_std=False, max_per_question=0,
+        trajectory_choice="lowest", normalize_std=False, max_per_question=0, weight_decay=0.01, retire=True, shaping=True,
+        normalize_rows=False, clip_when_mixed=False, importance_correction=True,
     )  # fmt: skip
     assert {name: getattr(config, name) for name in expected} == expected
 
@@ -113,7 +121,7 @@ def test_resume_takes_the_runs_own_settings(run):
 def test_what_may_change_changes(run):
     config = parse(
         f"--resume {run} --steps 7 --eval-every 3 --save-every 2 --device cpu --train-batch-tokens 99 --rollout-batch 5 "
-        "--logits-megabytes 3 --gradient-checkpointing --threads 2 --log-samples 1"
+        "--logits-megabytes 3 --gradient-checkpointing --threads 2 --log-samples 1 --dry-run"
     )
     assert (config.steps, config.eval_every, config.save_every, config.device, config.train_batch_tokens) == (7, 3, 2, "cpu", 99)
     assert (config.rollout_batch, config.logits_megabytes, config.gradient_checkpointing, config.threads) == (5, 3, True, 2)

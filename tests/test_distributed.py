@@ -72,12 +72,12 @@ def environment():
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
 
 
-def start(processes, *command, **options):
-    """`command` as torchrun starts it, on a free port."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "--"]  # else torchrun takes --run for its own
+def start(processes, *command, options=(), **settings):
+    """`command` as torchrun starts it with these options, on a free port."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), *options, "--"]  # else torchrun takes --run for its own
     return subprocess.Popen(
         [*launcher, *map(str, command)], cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, **options,
+        text=True, **settings,
     )  # fmt: skip
 
 
@@ -187,6 +187,40 @@ def test_a_fault_keeps_its_traceback_and_the_others_say_that_they_are_alone(tmp_
 def test_uneven_shares_are_refused(tmp_path):
     status, _, err = run(2, *FLAGS, "--run", tmp_path / "r", "--questions-per-step", 3)
     assert status != 0 and "--questions-per-step 3 cannot be shared by 2 processes" in err
+
+
+SLOW = """
+import pathlib, sys, time, train
+*flags, mark = sys.argv[1:]
+update = train.update_policy
+def slowly(*arguments, **settings):
+    pathlib.Path(mark).touch()
+    time.sleep(4)
+    return update(*arguments, **settings)
+train.update_policy = slowly
+sys.exit(train.main(flags))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("patience", [60, 1])
+def test_torchrun_waits_for_the_step_as_long_as_it_is_told(patience, tmp_path):
+    """SIGTERM in the middle of a step of four seconds: saved and resumable if torchrun is patient, else lost."""
+    slow = tmp_path / "slow.py"
+    slow.write_text(SLOW)
+    run_folder, mark = tmp_path / "r", tmp_path / "in the step"
+    child = start(2, slow, *FLAGS[1:], "--run", run_folder, "--steps", 100_000, mark, options=["--shutdown-timeout", str(patience)])
+    try:
+        deadline = time.monotonic() + 100
+        while not mark.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        child.send_signal(signal.SIGTERM)
+        _, err = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert err.count("stopping after this step") == 1 and "--shutdown-timeout" in err
+    saved = [p.name for p in (run_folder / "checkpoints").glob("step-*")]
+    assert saved == (["step-000001"] if patience == 60 else [])
 
 
 @pytest.mark.slow

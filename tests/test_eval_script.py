@@ -5,13 +5,14 @@ import json
 import re
 
 import pytest
+import torch
 from conftest import tiny_config
 
 import eval as script
 import train
 from nano_exgrpo import toy
 from nano_exgrpo.checkpoint import save_model
-from nano_exgrpo.config import resolve, to_dict
+from nano_exgrpo.config import EvalConfig, resolve, to_dict
 from nano_exgrpo.evaluate import evaluate
 from nano_exgrpo.generations import read_generations
 from nano_exgrpo.policy import load_policy
@@ -78,6 +79,26 @@ def test_a_setting_of_the_run_with_a_wrong_type_is_one_sentence(run, capsys):
     (run / "config.json").write_text(json.dumps({**settings, "held_out": "30"}))
     assert _call("--model", run) == 2
     assert "config.json is damaged: held_out is '30'" in capsys.readouterr().err
+
+
+def test_the_evaluated_policy_is_the_trained_one(run, monkeypatch):
+    """--dtype auto, by how the run computed and by what its file holds; a flag decides alone."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    cpu, cuda, fp32, bf16 = torch.device("cpu"), torch.device("cuda"), torch.float32, torch.bfloat16
+    found = lambda device, dtype="auto", **settings: script.find_dtypes(  # noqa: E731
+        EvalConfig(dtype=dtype), script.Subject("m", str(run / "model"), resolve(settings), run), device
+    )
+    assert found(cpu) == (fp32, None) and found(cuda) == (fp32, bf16)
+    assert found(cuda, lora_rank=4) == (fp32, None)  # merged in fp32: bf16 would round what was learned away
+    assert found(cuda, "bfloat16") == found(cpu, "bfloat16") == (bf16, None)
+    assert script.find_dtypes(EvalConfig(), script.Subject("m", str(run / "model"), None, run), cuda) == (fp32, None)
+    for trained, expected in (("float32", (fp32, None)), ("bfloat16", (fp32, bf16))):  # on whichever device
+        config = resolve({"dtype": trained})
+        assert {script.find_dtypes(EvalConfig(), script.Subject("m", str(run / "model"), config, run), d) for d in (cpu, cuda)} == {expected}
+    half = toy.build_policy(seed=0, hidden=16, layers=1)
+    half.model.to(bf16)
+    save_model(half, run / "model")
+    assert found(cuda) == (bf16, None) and found(cuda, optimizer="adamw16") == (bf16, None) and found(cpu) == (fp32, None)
 
 
 def test_training_and_the_script_agree(run):

@@ -13,7 +13,7 @@ from nano_exgrpo.checker import reward
 from nano_exgrpo.evaluate import evaluate, generate_batches, plan_batches, summarise
 from nano_exgrpo.generations import Generation, grade, open_folder, read_generations, weights_digest, write_generations
 from nano_exgrpo.metrics import eval_metrics
-from nano_exgrpo.policy import encode_prompt
+from nano_exgrpo.policy import Policy, encode_prompt
 from nano_exgrpo.questions import InputError, Question, sum_questions
 from nano_exgrpo.stats import clustered_interval, wilson
 
@@ -241,3 +241,28 @@ def test_regrading():
     row.response = "\\boxed{0.50}"
     assert row.regrade() and row.correct and row.answer == "0.50" and not row.regrade()
     assert "reward      1.0" in row.explain()
+
+
+def test_evaluation_leaves_a_macs_random_numbers_alone(policy, mac, monkeypatch):
+    """Training goes on with the stream that it had, although every batch has a seed of its own; a failure changes nothing."""
+    drawn = []
+
+    def responses(policy, prompts, *arguments, **settings):
+        drawn.append(mac.draw())
+        return [[torch.tensor([5, policy.stop_ids[0]])] for _ in prompts]
+
+    monkeypatch.setattr(evaluate_module, "generate_responses", responses)
+    monkeypatch.setattr(Policy, "device", torch.device("mps"))
+    asked = [("a", torch.tensor([4, 5])), ("b", torch.tensor([6]))]
+    generate = lambda: list(generate_batches(policy, asked, [[(0, 0)], [(1, 0)]], temperature=1.0, top_p=1.0, max_new_tokens=4, seed=0))  # noqa: E731
+    torch.manual_seed(3)
+    mac.draw()
+    before = mac.generator.get_state()
+    for _ in range(2):
+        generate()
+        assert torch.equal(mac.generator.get_state(), before)
+    assert torch.equal(drawn[0], drawn[2]) and not torch.equal(drawn[0], drawn[1])  # each batch from its own seed
+    monkeypatch.setattr(evaluate_module, "generate_responses", lambda *a, **k: (mac.draw(), 1 / 0))
+    with pytest.raises(ZeroDivisionError):
+        generate()
+    assert torch.equal(mac.generator.get_state(), before)

@@ -12,7 +12,7 @@ import torch
 from conftest import ROOT, build
 
 from nano_exgrpo import memory
-from nano_exgrpo.config import resolve
+from nano_exgrpo.config import parse_train_config, resolve, to_dict
 from nano_exgrpo.memory import ModelShape, estimate, fit_table, load_shape, shape_of, suggest
 from nano_exgrpo.questions import InputError
 from train import main
@@ -158,3 +158,60 @@ def test_dry_run_of_an_unreadable_model_is_one_sentence(tmp_path, capsys):
         load_shape(str(tmp_path / "empty"))
     assert main(["--model", str(tmp_path / "empty"), "--dry-run"]) == 2
     assert capsys.readouterr().err.startswith("train.py: ")
+
+
+def test_the_warm_up_of_a_real_model_is_in_the_estimate():
+    """It is an update of --warmup-batch rows; the toy's, another model's and none at all add nothing."""
+    few = dict(model="x/y", preset="none", dtype="bfloat16", questions_per_step=2, group_size=2, train_batch_tokens=100_000)
+    plain, warm = (estimate(qwen(), resolve({**few, **more}), CPU) for more in ({}, {"warmup_steps": 50}))
+    assert warm["activations"] == plain["activations"] * 100_000 / (4 * 2048) and warm["KV cache"] == plain["KV cache"]
+    assert "the warm-up takes no more" in fit_table(qwen(), resolve({**few, "warmup_steps": 50}), CPU)
+    assert "warm-up" not in fit_table(qwen(), resolve(few), CPU) + fit_table(qwen(), resolve({}), CPU)
+
+
+def test_dry_run_tells_when_prompt_and_response_exceed_the_context(tmp_path, capsys):
+    """As the run itself would: it refuses to start, or skips the longest prompts."""
+    build("llama").model.config.save_pretrained(tmp_path / "m")  # a context of 64
+    for prompt, response, sentence in (
+        (8, 64, "will not start: --max-response-length 64 leaves no room for a prompt in the model's context of 64 tokens"),
+        (8, 60, "will skip prompts longer than 4 tokens"), (8, 56, ""),
+    ):  # fmt: skip
+        lengths = ["--max-prompt-length", str(prompt), "--max-response-length", str(response)]
+        assert main(["--model", str(tmp_path / "m"), "--dry-run", "--device", "cpu", *lengths]) == 0
+        out = capsys.readouterr().out
+        assert sentence in out and ("context" in out) == bool(sentence)
+
+
+def test_the_readme_names_no_lengths_that_its_model_cannot_have():
+    """Qwen2.5-Math attends to 4,096 tokens."""
+    commands = [line.split("#")[0].split() for line in (ROOT / "README.md").read_text().splitlines() if "train.py --model Qwen2.5-Math-1.5B" in line]
+    assert len(commands) >= 4
+    for words in commands:
+        flags = words[words.index("train.py") + 1 :]
+        config, _ = parse_train_config([word for word in flags if word != "--dry-run"])
+        assert config.max_prompt_length + config.max_response_length <= 4096, flags
+
+
+def test_dry_run_counts_the_processes_of_torchrun_and_one_of_them_speaks(capsys, monkeypatch):
+    def optimiser() -> str:
+        assert main(["--dry-run", "--device", "cpu", "--preset", "none", "--toy-hidden", "4096"]) == 0
+        out = capsys.readouterr().out
+        return out and next(line.split()[1] for line in out.splitlines() if "optimiser" in line)
+
+    alone = float(optimiser())
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "0")
+    assert float(optimiser()) == pytest.approx(alone / 4, abs=0.01) and alone > 1
+    monkeypatch.setenv("RANK", "3")
+    assert optimiser() == ""
+
+
+def test_dry_run_of_a_run_that_goes_on(tmp_path, capsys):
+    """Tells whether other memory settings would do; the run is left as it is."""
+    config = resolve({"run": str(tmp_path / "run"), "toy_hidden": 16})
+    (tmp_path / "run").mkdir()
+    path = tmp_path / "run" / "config.json"
+    path.write_text(json.dumps(to_dict(config)))
+    before = path.read_text()
+    assert main(["--resume", str(tmp_path / "run"), "--dry-run", "--train-batch-tokens", "64", "--device", "cpu"]) == 0
+    assert "peak" in capsys.readouterr().out and path.read_text() == before and list((tmp_path / "run").iterdir()) == [path]

@@ -165,6 +165,74 @@ def test_the_saved_model_is_merged_and_plain(family, dtype, tmp_path):
     assert all(t.dtype == torch.float32 for t in state.values() if t.is_floating_point())
 
 
+def test_a_small_change_survives_whoever_loads_the_merged_model(tmp_path):
+    """Changes of a hundredth of bf16's resolution, as RL makes them: not one is lost by the file's own dtype, and eval.py
+    answers as the policy did in training, up to the noise of its bf16 products."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    need("peft")
+    policy = build("llama", torch.bfloat16)
+    frozen = {name: t.float() for name, t in policy.model.state_dict().items()}
+    prompts, responses = ragged(policy, [(3, 5), (6, 9), (2, 7)])
+    in_bf16 = token_logprobs(policy, prompts, responses)[0]
+    exact = build("llama")
+    exact.model.load_state_dict(frozen)
+    noise = (token_logprobs(exact, prompts, responses)[0] - in_bf16).abs().max().item()  # without any adapters
+    policy.autocast = torch.bfloat16
+    add_lora(policy.model, 4)
+    with torch.no_grad():
+        for name, parameter in policy.model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=1e-5)
+    save_model(policy, tmp_path / "model")
+    assert AutoConfig.from_pretrained(tmp_path / "model").dtype == torch.float32
+    for options in ({}, {"dtype": "auto"}):
+        plain = AutoModelForCausalLM.from_pretrained(tmp_path / "model", **options)
+        assert plain.dtype == torch.float32
+        for name, weight in plain.state_dict().items():
+            if "proj" in name:
+                assert (weight == frozen[name]).float().mean() < 0.01, name
+    loaded = load_policy(str(tmp_path / "model"), device=CPU)
+    trained, merged = (token_logprobs(p, prompts, responses)[0].detach() for p in (policy, loaded))
+    assert 0 < (merged - trained).abs().max().item() < 2 * noise < 1e-2
+    write_model(policy, tmp_path / "frozen", merge=False)  # of a checkpoint, as they were
+    assert AutoConfig.from_pretrained(tmp_path / "frozen").dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama", "gpt2"])
+def test_merging_never_holds_the_weights_twice(family):
+    """Counted by what each operation returns: at no time more than the merged model, in fp32 and on the CPU, and the work
+    on one of its tensors."""
+    import weakref
+
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Held(TorchDispatchMode):
+        live, now, peak = {}, 0, 0
+
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            result = function(*arguments, **(options or {}))
+            storage = result.untyped_storage() if isinstance(result, torch.Tensor) else None
+            if storage is not None and storage.data_ptr() not in self.live and storage.data_ptr() not in before:
+                where, size = storage.data_ptr(), storage.nbytes()
+                self.live[where], self.now = size, self.now + size
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self.free, where)
+            return result
+
+        def free(self, where):
+            self.now -= self.live.pop(where)
+
+    policy, _, _ = trained_lora(family, torch.bfloat16)
+    before = {p.untyped_storage().data_ptr() for p in policy.model.state_dict().values()}
+    with Held() as held:
+        state = plain_state_dict(policy.model, merge=True)
+    whole = sum({t.data_ptr(): t.numel() * 4 for t in state.values()}.values())
+    largest = max(t.numel() * 4 for t in state.values())
+    assert all(t.device == CPU for t in state.values())
+    assert whole <= held.peak <= whole + 2 * largest, (whole, held.peak, largest)
+
+
 def test_adapters_come_back_exactly_and_strangers_are_refused(tmp_path):
     policy, prompts, responses = trained_lora("llama", torch.bfloat16)
     policy.autocast = torch.bfloat16

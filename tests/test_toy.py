@@ -1,8 +1,7 @@
-r"""The toy: its tokenizer, its demonstrations, and that its warm-up teaches them."""
+r"""The toy: its tokenizer and its demonstrations."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 from conftest import ragged, tiny_toy
 
@@ -71,34 +70,3 @@ def test_default_size():
     policy = toy.build_policy(seed=0)
     assert 300_000 < sum(p.numel() for p in policy.model.parameters()) < 400_000
     assert policy.context == 128
-
-
-def test_warm_up_learns_its_demonstrations_and_to_stop():
-    """Ten pairs, learned by heart: greedy decoding gives each response back, EOS included."""
-    from nano_exgrpo.rollout import generate_responses
-
-    policy = toy.build_policy(seed=0, hidden=32, layers=1)
-    pairs = toy.demonstrations(sum_questions(10, seed=0), reasoning=0.5, seed=0)
-    end = torch.tensor([end_of_turn(policy.tokenizer)])
-    examples = [
-        (encode_prompt(policy, p, ""), torch.cat([torch.tensor(policy.tokenizer(r)["input_ids"]), end])) for p, r in pairs
-    ]
-    losses = []
-    toy.warm_up(policy, examples, steps=150, batch_size=10, lr=1e-2, seed=0, on_step=lambda step, loss: losses.append((step, loss)))
-    assert [step for step, _ in losses] == list(range(150))
-    assert losses[0][1] > 4 and losses[-1][1] < 0.1
-    answers = generate_responses(policy, [p for p, _ in examples], 1, temperature=0, max_new_tokens=15)
-    assert sum(a[0].tolist() == r.tolist() for a, (_, r) in zip(answers, examples)) >= 9
-
-
-def test_warm_up_loss_is_the_mean_over_response_tokens(policy):
-    """The first loss, before any step, recomputed: prompt and padding play no part."""
-    prompts, responses = ragged(policy, [(3, 2), (5, 6)])
-    with torch.no_grad():
-        logprobs, _, mask = token_logprobs(policy, prompts, responses)
-    possible = []
-    for pick in ([0, 0], [0, 1], [1, 0], [1, 1]):  # a batch of two is drawn with replacement
-        possible.append((-sum(logprobs[i].sum() for i in pick) / sum(mask[i].sum() for i in pick)).item())
-    seen = []
-    toy.warm_up(policy, list(zip(prompts, responses)), steps=1, batch_size=2, lr=1e-3, seed=0, on_step=lambda s, loss: seen.append(loss))
-    assert any(seen[0] == pytest.approx(p, abs=1e-5) for p in possible)
