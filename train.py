@@ -83,7 +83,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
     B = distributed.share_of(config.questions_per_step, "--questions-per-step")
     train_questions, held_out = load_data(config)
     digest = questions_digest(train_questions + held_out)
-    if resumed is not None and resumed[1]["questions"] != digest:  # ids may be line numbers, and the buffer goes by ids
+    if resumed is not None and resumed[1].get("questions", digest) != digest:  # ids may be line numbers, and the buffer goes by ids
         raise InputError(
             f"the questions of {config.data or 'the toy'} are not those that run {run} was trained on; put the old ones back, "
             f"or start a new run"

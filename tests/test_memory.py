@@ -188,7 +188,7 @@ def test_the_readme_names_no_lengths_that_its_model_cannot_have():
     assert len(commands) >= 4
     for words in commands:
         flags = words[words.index("train.py") + 1 :]
-        config, _ = parse_train_config([word for word in flags if word != "--dry-run"])
+        config = parse_train_config([word for word in flags if word != "--dry-run"])
         assert config.max_prompt_length + config.max_response_length <= 4096, flags
 
 

@@ -217,7 +217,7 @@ def test_sigterm_to_the_script(tmp_path):
         process.kill()
     assert process.returncode == 0, err
     last = read_lines(tmp_path / "r" / "metrics.jsonl")[-1]["step"]
-    assert f"stopped after step {last}" in out and "--resume r" in err and "Traceback" not in err
+    assert f"stopped after step {last}" in out and "--resume r" in out and "Traceback" not in err
     assert [p.name for p in (tmp_path / "r" / "checkpoints").iterdir()] == [f"step-{last:06d}"]
 
 
