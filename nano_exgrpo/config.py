@@ -132,7 +132,7 @@ class EvalConfig:
     seed: int = setting(0, "seed of sampling, of --limit and of --shuffle-options")
     # ---- memory and speed
     device: str = setting("auto", "auto (CUDA, then MPS, then CPU), or a torch device")
-    dtype: str = setting("auto", "weights: auto is float32, on CUDA what the file has, with products as in the run's training (fp32 of a run without LoRA: bf16 products)", choices=("auto", "float32", "bfloat16"))
+    dtype: str = setting("auto", "weights: auto takes a run as it was trained, merged LoRA in float32; other models as they are stored on CUDA, elsewhere float32", choices=("auto", "float32", "bfloat16"))
     sampler: str = setting("generate", "responses by HF generate, or by our own loop over tokens (decode.py): the same distribution, faster", choices=("generate", "loop"))
     batch_tokens: int = setting(32768, "tokens in one batch, prompts and longest responses; halved when memory runs out")
     threads: int = setting(0, "CPU threads; 0 leaves torch's choice")
@@ -164,7 +164,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     ),
     # The same with LoRA on one 12 GB card: estimated peak 8 GB. Adapters take ten times the learning rates of all weights:
     # those are the paper's for RL, and for the warm-up what Qwen2.5 itself was fine-tuned with (7e-6, cooled to a tenth of
-    # it; arXiv 2412.15115, section 4.1).
+    # it; arXiv 2412.15115).
     "12gb": dict(
         steps=200, questions_per_step=32, max_prompt_length=512, max_response_length=1024, rollout_batch=64,
         train_batch_tokens=4096, gradient_checkpointing=True, save_every=20, max_per_question=8, lora_rank=32, lr=1e-5, warmup_lr=7e-5,

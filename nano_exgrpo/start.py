@@ -96,6 +96,8 @@ def warmed_up_toy(config: TrainConfig, device: torch.device, stop: StopRequest) 
         return load_policy(str(cache), device=device)
     policy = toy.build_policy(seed=config.seed, device=device, hidden=config.toy_hidden, layers=config.toy_layers)
     phases = toy_phases(config)
+    if not phases:
+        return policy
     with shown(sum(steps for _, steps, _ in phases), stop) as on_step:
         for pairs, steps, lr in phases:
             # Not by the run's optimiser and micro-batches: the toy stands for a model that was trained elsewhere, and one
@@ -103,8 +105,7 @@ def warmed_up_toy(config: TrainConfig, device: torch.device, stop: StopRequest) 
             optimizer = torch.optim.AdamW(policy.model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
             examples = encode_demonstrations(policy, pairs, config.system_prompt)
             warm_up(policy, optimizer, examples, steps=steps, batch_size=config.warmup_batch, seed=config.seed, on_step=on_step)
-    if phases:
-        save_model(policy, cache)
+    save_model(policy, cache)
     return policy
 
 

@@ -189,6 +189,44 @@ def test_uneven_shares_are_refused(tmp_path):
     assert status != 0 and "--questions-per-step 3 cannot be shared by 2 processes" in err
 
 
+@pytest.mark.slow
+def test_a_real_model_is_warmed_up_alike_everywhere(tmp_path):
+    """Two processes with sharded moments and bf16 weights, rounded at random: each ends with the same weights."""
+    import json
+
+    from conftest import build
+
+    policy = build("llama")
+    policy.model.save_pretrained(tmp_path / "m")
+    policy.tokenizer.save_pretrained(tmp_path / "m")
+    for name, answer in (("data", "answer"), ("demos", "response")):
+        rows = [json.dumps({"question": f"w{i}", answer: f"w{i}"}) + "\n" for i in range(20)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(rows))
+    script = tmp_path / "watch.py"
+    script.write_text(WATCH)
+    status, _, err = run(
+        2, script, tmp_path, "--model", tmp_path / "m", "--data", tmp_path / "data.jsonl", "--warmup-data", tmp_path / "demos.jsonl",
+        "--warmup-steps", 5, "--warmup-batch", 4, "--warmup-lr", "1e-2", "--train-batch-tokens", 20, "--dtype", "bfloat16",
+        "--run", tmp_path / "r", "--steps", 1, "--questions-per-step", 2, "--group-size", 2, "--held-out", 4, "--system-prompt", "w1",
+        "--max-response-length", 4, "--device", "cpu",
+    )  # fmt: skip
+    assert status == 0, err[-2000:]
+    first, second = (torch.load(tmp_path / f"after-{rank}.pt") for rank in (0, 1))
+    before = torch.cat([p.detach().flatten().bfloat16() for p in policy.model.parameters()])
+    assert torch.equal(first, second) and not torch.equal(first, before) and err.count(" 0/5 ") == 1
+
+
+WATCH = """
+import sys, torch, train
+from nano_exgrpo import distributed
+folder, *flags = sys.argv[1:]
+learn = train.follow_demonstrations
+def watched(policy, *arguments):
+    learn(policy, *arguments)
+    torch.save(torch.cat([p.detach().flatten() for p in policy.model.parameters()]), f"{folder}/after-{distributed.rank()}.pt")
+train.follow_demonstrations = watched
+sys.exit(train.main(flags))
+"""
 SLOW = """
 import pathlib, sys, time, train
 *flags, mark = sys.argv[1:]

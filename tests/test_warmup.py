@@ -215,8 +215,8 @@ def test_the_cache_is_named_by_all_that_shapes_the_policy(tmp_path, monkeypatch)
     assert key() == key(lr=1.0) == key(steps=9) == key(train_batch_tokens=1) == key(optimizer="adamw16")
 
 
-def test_an_untrained_toy_has_no_cache(tmp_path):
+def test_an_untrained_toy_has_no_cache_and_no_bar(tmp_path, capsys):
     policy = start.start_policy(tiny_config(tmp_path), torch.device("cpu"), StopRequest(), torch.float32)
-    assert not (tmp_path / ".warmup").exists()
+    assert not (tmp_path / ".warmup").exists() and "warm-up" not in capsys.readouterr().err
     pairs = zip(policy.model.parameters(), tiny_toy().model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
