@@ -25,7 +25,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -89,19 +89,26 @@ def total(values: dict[str, float]) -> dict[str, float]:
     """Sums over all processes; each calls it with the same names."""
     if world_size() == 1:
         return values
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    summed = torch.tensor(list(values.values()), dtype=torch.float64, device=device)
-    dist.all_reduce(summed)
-    return dict(zip(values, summed.tolist()))
+    return dict(zip(values, summed(torch.tensor(list(values.values()), dtype=torch.float64)).tolist()))
 
 
-def gather(items: list[T]) -> list[T]:
-    """The lists of all processes, one after the other."""
+def gather(rows: list[list[float]]) -> list[list[float]]:
+    """The rows of all processes, one after the other; each process has some, all of the same length."""
     if world_size() == 1:
-        return items
-    lists: list[Any] = [None] * world_size()
-    dist.all_gather_object(lists, items)
-    return [item for part in lists for item in part]
+        return rows
+    counts = torch.zeros(world_size(), dtype=torch.float64)
+    counts[rank()] = len(rows)
+    ends = summed(counts).cumsum(0).long().tolist()
+    whole = torch.zeros(ends[-1], len(rows[0]), dtype=torch.float64)  # [rows of all, columns]
+    whole[ends[rank()] - len(rows) : ends[rank()]] = torch.tensor(rows, dtype=torch.float64)
+    return summed(whole).tolist()
+
+
+def summed(values: Tensor) -> Tensor:
+    """A tensor on the CPU summed over all processes."""
+    moved = values.to("cuda" if dist.get_backend() == "nccl" else "cpu")
+    dist.all_reduce(moved)
+    return moved.cpu()
 
 
 def sum_gradients(parameters: Iterable[Tensor]) -> None:
