@@ -194,14 +194,14 @@ def test_the_readme_names_no_lengths_that_its_model_cannot_have():
 
 def test_dry_run_counts_the_processes_of_torchrun_and_one_of_them_speaks(capsys, monkeypatch):
     def optimiser() -> str:
-        assert main(["--dry-run", "--device", "cpu", "--preset", "none", "--toy-hidden", "4096"]) == 0
+        assert main(["--dry-run", "--device", "cpu", "--preset", "none", "--toy-hidden", "1024", "--toy-layers", "4"]) == 0
         out = capsys.readouterr().out
         return out and next(line.split()[1] for line in out.splitlines() if "optimiser" in line)
 
     alone = float(optimiser())
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "0")
-    assert float(optimiser()) == pytest.approx(alone / 4, abs=0.01) and alone > 1
+    assert float(optimiser()) == pytest.approx(alone / 4, abs=0.01) and alone > 0.1
     monkeypatch.setenv("RANK", "3")
     assert optimiser() == ""
 
