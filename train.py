@@ -47,7 +47,7 @@ from nano_exgrpo.questions import InputError, QuestionSampler, questions_digest
 from nano_exgrpo.replay import ReplayBuffer, choose_trajectories
 from nano_exgrpo.rollout import rollout
 from nano_exgrpo.runlog import append_lines, claim_run, open_run, plot_curves, reopen_run, sole_writer
-from nano_exgrpo.start import encode_prompts, load_data, start_policy, toy_shape
+from nano_exgrpo.start import check_counts, encode_prompts, load_data, start_policy, toy_shape
 from nano_exgrpo.update import update_policy
 from nano_exgrpo.warmup import follow_demonstrations, load_demonstrations
 
@@ -84,10 +84,8 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
     train_questions, held_out = load_data(config)
     digest = questions_digest(train_questions + held_out)
     if resumed is not None and resumed[1].get("questions", digest) != digest:  # ids may be line numbers, and the buffer goes by ids
-        raise InputError(
-            f"the questions of {config.data or 'the toy'} are not those that run {run} was trained on; put the old ones back, "
-            f"or start a new run"
-        )
+        data = config.data or "the toy"
+        raise InputError(f"the questions of {data} are not those that run {run} was trained on; put them back, or start a new run")
     demonstrations = load_demonstrations(config) if resumed is None else []
     if resumed is None:
         policy = start_policy(config, device, stop, weights)
@@ -104,16 +102,9 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
         compile_layers(policy)
     prompts = encode_prompts(policy, train_questions, config)
     questions = {q.id: q for q in distributed.shard([q for q in train_questions if q.id in prompts])}
-    needed, available = config.updates_per_step * distributed.world_size(), min(config.questions_per_step, len(prompts))
-    if available < needed:  # an update would have no group
-        raise InputError(
-            f"a step needs at least {needed} questions, one for each update (--updates-per-step {config.updates_per_step}) of each "
-            f"process, and has {available}"
-        )
     fitting = encode_prompts(policy, held_out, config)
     held_out = [q for q in held_out if q.id in fitting]
-    if len(held_out) < distributed.world_size():
-        raise InputError(f"{len(held_out)} held-out questions are too few for {distributed.world_size()} processes; raise --held-out")
+    check_counts(config, len(prompts), len(held_out))
     if demonstrations:
         follow_demonstrations(policy, demonstrations, config, stop)
     optimizer = make_optimizer(policy.model.parameters(), config.optimizer, lr=config.lr, weight_decay=config.weight_decay)

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from nano_exgrpo import distributed
 from nano_exgrpo import policy as policy_module
 from nano_exgrpo import questions as questions_module
 from nano_exgrpo import toy, warmup
@@ -75,6 +76,19 @@ def encode_prompts(policy: Policy, questions: Sequence[Question], config: TrainC
         change = "raise --max-prompt-length" if room == config.max_prompt_length else "lower --max-response-length"
         raise InputError(f"every prompt is longer than {room} tokens; {change}")
     return fitting
+
+
+def check_counts(config: TrainConfig, training: int, held_out: int) -> None:
+    """Raises InputError where a process, or one of its updates, would have no question."""
+    processes = distributed.world_size()
+    needed, available = config.updates_per_step * processes, min(config.questions_per_step, training)
+    if available < needed:
+        raise InputError(
+            f"a step needs at least {needed} questions, one for each update (--updates-per-step {config.updates_per_step}) of each "
+            f"process, and has {available}"
+        )
+    if held_out < processes:
+        raise InputError(f"{held_out} held-out questions are too few for {processes} processes; raise --held-out")
 
 
 def start_policy(config: TrainConfig, device: torch.device, stop: StopRequest, dtype: torch.dtype) -> Policy:
