@@ -126,8 +126,8 @@ def find_dtypes(config: EvalConfig, subject: Subject, device: torch.device) -> t
         return getattr(torch, config.dtype), None
     run = subject.run
     dtype, autocast = resolve_dtypes(run.dtype if run else "auto", "adamw", 0, device)
-    if autocast is not None and stored_dtype(subject.weights) in (torch.bfloat16, torch.float16):
-        return autocast, None
+    if autocast is not None and (stored := stored_dtype(subject.weights)) in (torch.bfloat16, torch.float16):
+        return stored, None
     return dtype, None if run is None or run.lora_rank else autocast
 
 

@@ -160,7 +160,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
 
     def stop_if_asked() -> None:
         if stop_asked():
-            raise Interrupted("stopped before the first step; nothing was lost, so start again with the same command")
+            raise Interrupted("stopped before the first step; the run's folder is as it was, so start again with the same command")
 
     # ---- the first evaluation. The run's folder changes only after it: what fails or is stopped before leaves it as it was.
     stop_if_asked()
@@ -227,6 +227,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
         advantages = keep_difficulty(advantages, rewards, config.difficulty)
         clock.lap("reward")
         samples = sample_rows(policy, groups, config) if distributed.is_main() else []
+        clock.lap("samples")
 
         # 6. Loss and update.
         clip_range = config.clip_range if config.clip_when_mixed or not started else None

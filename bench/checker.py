@@ -2,7 +2,7 @@
 
     python bench/checker.py [CASES.jsonl] [--skip-others]
 
-A case is a line `{"kind", "gold", "response", "expected"}`. Without the file, a small built-in set is used. Each
+A case is a line `{"kind", "gold", "response", "expected"}`. Without the file, the handed cases beside the project are, else a small built-in set. Each
 verdict runs in this process, one after another, in the main thread (math-verify's time limits only work there); the
 last columns count what a training loop would suffer: wrong answers rewarded, right answers missed, slow verdicts.
 Times are CPU time of the thread; sympy's import, once a process where a verdict needs it, is not among them.

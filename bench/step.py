@@ -81,7 +81,7 @@ class Shape:
 
 @dataclass
 class Laps:
-    """Seconds of each part of each step, CPU seconds of all threads, and the tokens and rows of the last step."""
+    """Seconds of each part of each step, CPU seconds of all threads, and how many tokens it generated and rows it trained on."""
 
     generate: list[float] = field(default_factory=list)
     score: list[float] = field(default_factory=list)
@@ -89,11 +89,19 @@ class Laps:
     step: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
     uncompiled: list[float] = field(default_factory=list)
-    tokens: int = 0
-    rows: int = 0
+    tokens: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
 
     def median(self, name: str, warm: int) -> float:
         return statistics.median(getattr(self, name)[warm:])
+
+    def tokens_per_second(self, warm: int) -> float:
+        return statistics.median(tokens / seconds for tokens, seconds in list(zip(self.tokens, self.generate))[warm:])
+
+    def update_rate(self, shape: Shape, warm: int) -> float:
+        """GFLOP/s of the update, each step's by its own rows: now and then all of a mixed group is right, and left out."""
+        steps = list(zip(self.rows, self.tokens, self.update))[warm:]
+        return statistics.median(update_flops(shape, rows, tokens) / seconds for rows, tokens, seconds in steps) / 1e9
 
 
 # --------------------------------------------------------------------------------------------- shapes
@@ -186,8 +194,8 @@ class Ours:
             with torch.compiler.set_stance("force_eager"):
                 update_policy(self.policy, self.optimizer, groups, advantages, self.config, clip_range=0.2)
             self.laps.uncompiled.append(time.perf_counter() - end)
-        self.laps.tokens = sum(len(t.response_ids) for group in groups for t in group)
-        self.laps.rows = int((advantages != 0).sum())
+        self.laps.tokens.append(sum(len(t.response_ids) for group in groups for t in group))
+        self.laps.rows.append(int((advantages != 0).sum()))
 
 
 def run_trl(shape: Shape, args: argparse.Namespace, steps: int, after_step: Any, folder: str) -> Laps:
@@ -219,7 +227,8 @@ def run_trl(shape: Shape, args: argparse.Namespace, steps: int, after_step: Any,
             start = time.perf_counter()
             out = super()._generate_and_score_completions(*a, **k)
             laps.score.append(time.perf_counter() - start - laps.generate[-1])
-            laps.tokens, laps.rows = int(out["completion_mask"].sum()), len(out["completion_mask"])
+            laps.tokens.append(int(out["completion_mask"].sum()))
+            laps.rows.append(len(out["completion_mask"]))
             return out
 
     class Clock(TrainerCallback):
@@ -308,7 +317,7 @@ def peak_bytes(name: str = "VmHWM") -> int:
 
 
 def measure_memory(args: argparse.Namespace) -> dict[str, Any]:
-    """Each side in a fresh process: two steps; peak, and what it is above the process with the weights loaded."""
+    """Each side in a fresh process: `--steps` steps; peak, and what it is above the process with the weights loaded."""
     found = {}
     for side in ("ours", "trl"):
         command = [sys.executable, __file__, "--side", side]
@@ -436,19 +445,20 @@ def main() -> int:
     print("            step     generate   score    update   CPU        generated   update")
     for name, laps in (("ours", ours.laps), ("TRL", trl_laps)):
         parts = {part: laps.median(part, args.warm) for part in ("step", "generate", "score", "update", "cpu")}
-        rate = update_flops(shape, laps.rows, laps.tokens) / parts["update"] / 1e9
         print(
             f"{name:8}{parts['step']:8.3f} s {parts['generate']:8.3f} s {parts['score']:7.3f} s {parts['update']:7.3f} s {parts['cpu']:8.3f} s "
-            f"{laps.tokens / parts['generate']:7.0f} tok/s {rate:5.0f} GFLOP/s on {laps.rows} rows"
+            f"{laps.tokens_per_second(args.warm):7.0f} tok/s {laps.update_rate(shape, args.warm):5.0f} GFLOP/s on "
+            f"{laps.median('rows', args.warm):.0f} rows"
         )
         print("        every step:", " ".join(f"{s:.3f}" for s in laps.step))
     ratio = ours.laps.median("step", args.warm) / trl_laps.median("step", args.warm)
-    ours_rate = update_flops(shape, ours.laps.rows, ours.laps.tokens) / ours.laps.median("update", args.warm) / 1e9
-    generated = ours.laps.tokens / ours.laps.median("generate", args.warm)
+    ours_rate = ours.laps.update_rate(shape, args.warm)
+    generated = ours.laps.tokens_per_second(args.warm)
     cpu = ours.laps.median("cpu", args.warm) / trl_laps.median("cpu", args.warm)
     print(f"\nstep time against TRL   {ratio:.2f}   (CPU time, which other work on the machine disturbs less: {cpu:.2f})")
     print(f"generate against bare   {generated / floor:.2f}   (bare model.generate {floor:.0f} tokens/s)")
-    usual = update_flops(shape, 1, ours.laps.tokens, all_tokens=True) / update_flops(shape, 1, ours.laps.tokens)
+    tokens = ours.laps.tokens[-1]
+    usual = update_flops(shape, 1, tokens, all_tokens=True) / update_flops(shape, 1, tokens)
     print(f"update against matmul   {ours_rate / peak:.2f}   (matmul {peak:.0f} GFLOP/s; counted as 6 · weights · tokens: {usual * ours_rate / peak:.2f})")
     if ours.laps.uncompiled:
         print(f"compiled update against the same one uncompiled   {ours.laps.median('update', args.warm) / ours.laps.median('uncompiled', args.warm):.2f}")

@@ -3,7 +3,7 @@ and 2 more steps equal 4 steps bit for bit (on a CPU; GPU kernels may sum in ano
 
     runs/<name>/checkpoints/step-000040/
         model/      weights, configuration and tokenizer, as `from_pretrained` reads them; with LoRA, the frozen ones
-        state.pt    step, optimiser, the questions' digest and order, replay buffer, random states: plain containers and tensors
+        state.pt    step, optimiser, LoRA adapters, data order, replay buffer, random states: plain containers and tensors
         state-1.pt  … the same of every further process
 """
 
@@ -30,7 +30,8 @@ KEPT = 2  # the last checkpoint, and one before it in case the disk fills up whi
 
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Make `folder` whole or not at all: `write` fills a temporary one, which then takes its name."""
+    """Make `folder` whole or not at all: `write` fills a temporary one, which then takes its name. Raises InputError where
+    it cannot be written, on a full disk say."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")  # two runs may write one warm-up cache
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -180,4 +181,4 @@ class StopRequest:
         if distributed.world_size() == 1:
             print("\nstopping after this step (once more to stop at once)", file=sys.stderr)
         elif distributed.is_main():
-            print("\nstopping after this step, if it ends before torchrun loses patience (30 s, or its --shutdown-timeout)", file=sys.stderr)
+            print("\nstopping after this step, if it ends before torchrun loses patience (30 s, or as --shutdown-timeout or TORCH_ELASTIC_SHUTDOWN_TIMEOUT says)", file=sys.stderr)

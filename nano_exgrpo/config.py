@@ -21,7 +21,8 @@ SYSTEM_PROMPT = "Please reason step by step, and put your final answer within \\
 
 
 def setting(default: Any, help: str, *, paper: Any = None, choices: tuple[str, ...] | None = None) -> Any:
-    """A dataclass field that explains itself. paper: the paper's value, or the released run's, if it differs or matters."""
+    """A dataclass field that explains itself. paper: the released run's value, the paper's but for
+    what TUTORIAL.md lists as departures."""
     return dataclasses.field(default=default, metadata={"help": help, "paper": paper, "choices": choices})
 
 
@@ -37,7 +38,7 @@ class TrainConfig:
     split: str = setting("train", "split of a hub data set")
     held_out: int = setting(200, "questions set aside for evaluation, never trained on")
     system_prompt: str = setting(SYSTEM_PROMPT, "system message of every prompt; empty leaves it out")
-    preset: str = setting("auto", "settings to start from: toy; hard (a toy where replay pays); 24gb or 12gb (one small GPU); paper (the released run but for its system prompt); auto: toy for the toy, else 24gb", choices=("auto", "toy", "hard", "24gb", "12gb", "paper", "none"))
+    preset: str = setting("auto", "settings to start from: toy; hard (a toy where replay pays); 24gb or 12gb (one small GPU); paper (the released run as far as settings can say it, without its system prompt); auto: toy for the toy, else 24gb", choices=("auto", "toy", "hard", "24gb", "12gb", "paper", "none"))
     # ---- the method
     algo: str = setting("exgrpo", "exgrpo, or grpo: the same loop without replay and retirement", choices=("exgrpo", "grpo"))
     steps: int = setting(100, "training steps", paper=700)
@@ -54,7 +55,7 @@ class TrainConfig:
     beta: float = setting(0.1, "beta of the shaping", paper=0.1)
     importance_correction: bool = setting(True, "weigh replayed tokens by pi_theta/pi_past", paper=True)
     clip_range: float = setting(0.2, "epsilon of the PPO clip", paper=0.2)
-    clip_when_mixed: bool = setting(True, "clip fresh rows also once replay has started (the released code does not)", paper=True)
+    clip_when_mixed: bool = setting(True, "clip fresh rows also once replay has started (the released code does not)", paper=False)
     normalize_rows: bool = setting(True, "divide the loss by the number of rows as well as by L (the released code: by L alone)", paper=False)
     normalize_std: bool = setting(False, "divide advantages by the group's standard deviation", paper=False)
     entropy_coef: float = setting(0.0, "entropy bonus, times the mean entropy of the trained tokens", paper=0.001)
@@ -84,7 +85,7 @@ class TrainConfig:
     dry_run: bool = setting(False, "only print how much memory these settings take, and which to change")
     # ---- supervised warm-up
     warmup_steps: int = setting(0, "supervised steps before RL; 0 for none")
-    warmup_data: str = setting("", "demonstrations for the warm-up of a real model: .jsonl of question and response")
+    warmup_data: str = setting("", "demonstrations for the --warmup-steps of a real model: .jsonl of question and response")
     warmup_batch: int = setting(64, "demonstrations a warm-up step")
     warmup_lr: float = setting(7e-6, "peak learning rate of the warm-up; with LoRA about ten times as much")
     warmup_cache: bool = setting(True, "reuse a toy policy that was warmed up with the same settings")
@@ -107,8 +108,8 @@ class TrainConfig:
     eval_every: int = setting(20, "steps between evaluations on held-out questions; 0: only before and after")
     eval_samples: int = setting(1, "responses to each held-out question")
     eval_temperature: float = setting(0.6, "sampling temperature of evaluations", paper=0.6)
-    save_every: int = setting(0, "steps between checkpoints; 0: only when interrupted")
-    log_samples: int = setting(8, "trajectories of each step written to samples.jsonl, with the entropy of each token; -1 for all")
+    save_every: int = setting(0, "steps between checkpoints, the last step included; 0: only when interrupted, and at the end of a resumed run")
+    log_samples: int = setting(8, "trajectories of each step written to samples.jsonl, with the entropy of each token; -1 for all (of several processes the first one's)")
     resume: str = setting("", "run folder to go on with, at its last checkpoint")
 
 
@@ -201,7 +202,7 @@ def add_arguments(parser: argparse.ArgumentParser, config: type) -> None:
     types_of = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
         default, paper = field.default, field.metadata["paper"]
-        text = field.metadata["help"] + f" (default: {default!r}" + (f"; paper: {paper!r})" if paper is not None else ")")
+        text = field.metadata["help"] + f" (default: {default!r}" + (f"; released run: {paper!r})" if paper is not None else ")")
         options: dict[str, Any] = {"help": text.replace("%", "%%"), "default": argparse.SUPPRESS, "dest": field.name}
         if types_of[field.name] is bool:
             options["action"] = argparse.BooleanOptionalAction

@@ -12,7 +12,8 @@ neither ignore (with those, rely on --save-every).
 
 Every process has the whole model, its own share of the questions and its own replay buffer. It samples and scores its
 B/N groups alone; then gradients are *summed*, since the loss is divided by the rows and tokens of all processes
-together, so that an update equals one process's update on the whole batch, whatever the lengths.
+together, so that an update equals one process's update on the whole batch, whatever the lengths. (ρ is taken of each
+process's share: with a single question a process, nothing is replayed.)
 
 Only the optimiser's state is sharded (ZeroRedundancyOptimizer). FSDP2 would shard weights and gradients too, and
 gather the weights for every token that is generated, or hold them whole during rollouts anyway; here `generate` is as

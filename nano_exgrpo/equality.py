@@ -1,15 +1,15 @@
 """Stage 4 of the answer checker, last third: whether two trees state the same answer.
 
-`Judge(gold, answer).equal()` applies the policy, one method per kind of answer, in the order of this file:
+`Judge(gold, answer).verdict()` applies the policy, one method per kind of answer, in the order of this file:
 
 - scalars are equal if they are the same number: exactly where both are rational, else to 40 digits *relative* to
-  their size, at several random points if they contain symbols. An exact gold needs an exact answer.
+  their size, at several random points if they contain symbols. An exact gold needs an exact answer (or 12 right digits).
 - p% is p/100; a percent sign may be dropped or added on a number of at least 1. Degrees may be dropped or added.
 - a unit dropped or added is fine, a conflicting one is not.
 - a label dropped or added is fine (`x=5` and `5`); an equation is not its right side, and equals another one if
   it is the other times a factor that makes no new solution (a constant; `y = 1/x` and `xy = 1`).
-- lists and sets are unordered, every value once; tuples are ordered; intervals equal the inequalities they solve.
-- matrices are equal entry by entry; numerals with a base, ratios and times as written.
+- lists and sets are unordered, a value repeated in a set counts once; tuples are ordered; intervals equal the inequalities they solve.
+- matrices are equal entry by entry; numerals with a base and times of a day as written, ratios also proportionally.
 
 A verdict has a budget of work (see `values`), so it comes in milliseconds whatever the input.
 """

@@ -1,6 +1,6 @@
 """Evaluation: sampled responses to questions, graded, and summed up in figures with their uncertainty.
 
-`train.py` watches its held-out questions with `evaluate`; `eval.py` streams the same batches to disk. Both
+`train.py` watches its held-out questions with `evaluate`; `eval.py` streams batches of its own to disk. Both
 sample with temperature and top-p as asked and nothing else (no top-k, no repetition penalty), and grade with the
 checker that gives the reward.
 

@@ -70,11 +70,11 @@ def sole_writer(folder: Path) -> Iterator[None]:
 
 
 def open_run(folder: Path, config: dict[str, Any]) -> None:
-    """Start a run in its claimed folder: clear away the one that it replaces, what eval.py found of it included, and write
-    config.json."""
+    """Start a run in its claimed folder: clear away the one that it replaces, with what eval.py and htmlreport made of it, and
+    write config.json."""
     for old in (folder / "checkpoints", folder / "model", folder / "eval", *folder.glob("eval-step-*")):
         shutil.rmtree(old, ignore_errors=True)
-    for name in ("metrics.jsonl", "samples.jsonl", "curves.png"):
+    for name in ("metrics.jsonl", "samples.jsonl", "curves.png", "report.html"):
         (folder / name).unlink(missing_ok=True)
     write_config(folder, config)
 

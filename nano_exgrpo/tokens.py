@@ -15,6 +15,7 @@ Token kinds
     name   one letter or a symbol command (`x`, `\\alpha`, `\\hbar`): a mathematical symbol
     word   a run of two or more bare letters (`ab`, `yes`, `cm`): the parser decides what it is
     text   a word of a `\\text{...}`-like command, in lower case if it is longer than one letter
+    roman  one letter of a `\\text{...}`-like command: a unit, a symbol or a choice
     cmd    a known command or function (`frac`, `sqrt`, `sin`, `pi`, `begin`)
     op     a sign: + - * / ^ _ ( ) [ ] { } | , ; : = < > <= >= != ~= -> in cup cap setminus % deg ' ! pm mp ...
     bad    anything unknown

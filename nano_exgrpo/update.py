@@ -32,8 +32,8 @@ def update_policy(
 ) -> dict[str, Any]:
     """Step 6 on the groups of one batch, with advantages [B, K]; returns its metrics.
 
-    Fresh trajectories leave with their behaviour log-probabilities filled in, as the buffer will store them.
-    Rows without advantage (their whole group succeeded or failed) have no policy gradient and are left out of
+    Fresh trajectories that are trained on leave with their behaviour log-probabilities filled in, as the buffer will store them.
+    Rows without advantage (their whole group succeeded or failed, or is of another --difficulty) have no policy gradient and are left out of
     forward and backward, but count as rows in the normalisation. The entropy bonus is the mean over the tokens
     of the rows that are left, replayed ones included, and so is the metric `entropy`.
     """

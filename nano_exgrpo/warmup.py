@@ -1,7 +1,7 @@
 """Supervised warm-up: before it learns from rewards, the policy is shown demonstrations.
 
 For a base model that would never be rewarded, because it does not box its answers, say. It takes no more memory than
-the updates that follow: it trains what they train (adapters where there are any), with their optimiser and their
+an update of as many rows: it trains what they train (adapters where there are any), with their optimiser and their
 micro-batches. The toy learns its task by the same `warm_up`, with settings of its own (start.py).
 """
 

@@ -151,3 +151,10 @@ def test_resume_of_what_is_no_run(tmp_path, run):
         json.dump({"seed": None}, file)
     with pytest.raises(InputError, match="config.json is damaged: seed is None"):
         parse(f"--resume {run}")
+
+
+def test_the_paper_preset_sets_what_the_help_calls_the_released_run():
+    config = resolve({"preset": "paper", "model": "someone/model"})
+    released = {f.name: f.metadata["paper"] for f in dataclasses.fields(TrainConfig) if f.metadata["paper"] is not None}
+    assert len(released) > 20
+    assert {name: getattr(config, name) for name in released} == released
