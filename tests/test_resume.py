@@ -265,7 +265,7 @@ def test_interrupt_before_the_first_step_does_no_step_and_leaves_nothing_in_the_
             patch.setattr(train, "rollout", lambda *args, **kwargs: pytest.fail("a step was begun"))
             assert train.main(flags) == 130
         err = capsys.readouterr().err
-        assert "stopped before the first step; nothing was lost" in err and "Traceback" not in err
+        assert "stopped before the first step; the run's folder is as it was" in err and "Traceback" not in err
         assert not evaluations  # where the stop was asked for in time
 
     stopped(flags_of(config))
