@@ -281,22 +281,29 @@ def negative_base(node) -> bool:
 
 def letter_quantity(node: Node) -> Quantity | None:
     """`5m`, `5 m^2`, `5 m/s` with its unit: a numeral times letters that are units; None for all else."""
+    found = numeral_and_letters(node)
+    return Quantity(found[0], product(found[1])) if found and found[1] else None
+
+
+def numeral_and_letters(node: Node) -> tuple[Num, list[tuple[str, int]]] | None:
+    """The numeral and the unit letters, with their powers, of a product or quotient of nothing else."""
+    if isinstance(node, Num):
+        return node, []
     if not isinstance(node, Op) or node.head not in ("*", "/"):
         return None
-    value, *letters = node.args
-    inner = Quantity(value, Unit((), Fraction(1))) if isinstance(value, Num) else letter_quantity(value)
-    if inner is None or node.head == "/" and isinstance(value, Num):    # 8/m is no 8
+    found = numeral_and_letters(node.args[0])
+    if found is None or node.head == "/" and not found[1]:      # 8/m is no 8
         return None
-    powers = []
-    for letter in letters:
+    value, powers = found
+    for letter in node.args[1:]:
         power = Num(Fraction(1))
         if isinstance(letter, Op) and letter.head == "^":
             letter, power = letter.args
         if not isinstance(letter, Sym) or letter.name not in SINGLE_LETTERS or not isinstance(power, Num) or (
                 power.value.denominator != 1 or not 0 < power.value < 5):
             return None
-        powers.append((letter.name, int(power.value) * (-1 if node.head == "/" else 1)))
-    return Quantity(inner.value, inner.unit.times(product(powers)))
+        powers = [*powers, (letter.name, int(power.value) * (-1 if node.head == "/" else 1))]
+    return value, powers
 
 # -------------------------------------------------------------------------------------------------------- matrices
 

@@ -120,11 +120,6 @@ class Unit:
             for unit in (self, other))
         return known[0] != known[1] or not (mine <= theirs or theirs <= mine)
 
-    def times(self, other: Unit) -> Unit:
-        """The unit of a product."""
-        dims = {name: dict(self.dims).get(name, 0) + dict(other.dims).get(name, 0) for name, _ in self.dims + other.dims}
-        return Unit(tuple(sorted((d, p) for d, p in dims.items() if p)), self.factor * other.factor)
-
     def converted(self, other: Unit) -> Fraction:
         """The number of these units in one of the others, of the same dimensions."""
         sizeless = not self.dims or not other.dims or "any" in dict(self.dims + other.dims)
