@@ -225,7 +225,9 @@ def refuse_frozen(run: TrainConfig, weights: Path) -> None:
     """Raises InputError for the model folder of a LoRA run's checkpoint, which has learned nothing: what has, the adapters,
     stands beside it in state.pt."""
     if run.lora_rank and (weights.parent / "state.pt").is_file():
-        raise InputError(f"{weights} holds the frozen weights of a LoRA run; finish it with train.py --resume, then evaluate it")
+        raise InputError(
+            f"{weights} holds the frozen weights of a LoRA run; finish it with train.py --resume, then evaluate it"
+        )
 
 
 def run_settings(folder: Path) -> TrainConfig | None:
@@ -260,7 +262,11 @@ def load_tasks(config: EvalConfig, subject: Subject) -> list[Task]:
     elif data and data.is_file():
         names = [data.stem]
     else:
-        what = "" if Path(config.model).is_dir() else f"{config.model} is no folder here, and as a hub id it has no questions; "
+        what = (
+            ""
+            if Path(config.model).is_dir()
+            else f"{config.model} is no folder here, and as a hub id it has no questions; "
+        )
         raise InputError(f"{what}name the benchmarks with --bench, or a file of questions with --data")
     if data and not data.is_dir() and len(names) > 1:
         raise InputError(f"--data {data} is one file and cannot stand in for {len(names)} benchmarks; give a folder")
@@ -393,7 +399,9 @@ def kept_folder(config: EvalConfig) -> Path:
     if not (folder / "generations.jsonl").is_file():
         raise InputError(f"folder {folder} holds no generations.jsonl; evaluate first, or name the folder with --out")
     if subject and held_settings(folder).get("weights") != weights_digest(Path(subject.weights)):
-        raise InputError(f"folder {folder} holds generations made with other weights; evaluate anew with --overwrite, or name it with --out")
+        raise InputError(
+            f"folder {folder} holds generations made with other weights; evaluate anew with --overwrite, or name it with --out"
+        )
     return folder
 
 
@@ -402,7 +410,9 @@ def held_settings(folder: Path) -> dict[str, Any]:
     try:
         return json.loads((folder / "settings.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"folder {folder} has no readable settings.json ({error}); evaluate anew with --overwrite") from None
+        raise InputError(
+            f"folder {folder} has no readable settings.json ({error}); evaluate anew with --overwrite"
+        ) from None
 
 
 def regrade(config: EvalConfig) -> str:

@@ -53,7 +53,13 @@ EXGRPO: dict[str, Any] = dict(algo="exgrpo")
 ARMS = {"grpo": GRPO, "exgrpo": EXGRPO}
 RATES = (2.5e-5, 5e-5, 1e-4, 2e-4)
 # setting → the best learning rate of GRPO and of ExGRPO, by their accuracy at the end in `tuning`.
-BEST = {"clean": (1e-4, 1e-4), "hard": (5e-5, 5e-5), "harder": (1e-4, 2.5e-5), "noisy": (5e-5, 2.5e-5), "weak": (2e-4, 2e-4)}
+BEST = {
+    "clean": (1e-4, 1e-4),
+    "hard": (5e-5, 5e-5),
+    "harder": (1e-4, 2.5e-5),
+    "noisy": (5e-5, 2.5e-5),
+    "weak": (2e-4, 2e-4),
+}
 ABLATED: dict[str, dict[str, Any]] = {
     "exgrpo": EXGRPO,
     "grpo": GRPO,
@@ -102,20 +108,34 @@ def regimes() -> dict[str, dict[str, dict[str, Any]]]:
     cells = [(reasoning, 1500, far) for reasoning in (0.05, 0.2, 0.4) for far in (0.0, 0.9, 0.98)]
     cells += [(0.2, 300, far) for far in (0.0, 0.9, 0.98)]
     settings = {
-        f"reasons {reasoning:g}, {count} questions, {far:g} out of reach": dict(toy_reasoning=reasoning, toy_questions=count, out_of_reach=far)
+        f"reasons {reasoning:g}, {count} questions, {far:g} out of reach": dict(
+            toy_reasoning=reasoning, toy_questions=count, out_of_reach=far
+        )
         for reasoning, count, far in cells
     }
     return grid(settings, ARMS)
 
 
 STUDIES: dict[str, Study] = {
-    "default": Study(grid({"train.py's default": {**{name: getattr(TrainConfig, name) for name in BASE}, **PRESETS["toy"]}}, ARMS), "grpo"),
+    "default": Study(
+        grid({"train.py's default": {**{name: getattr(TrainConfig, name) for name in BASE}, **PRESETS["toy"]}}, ARMS),
+        "grpo",
+    ),
     "tuning": Study(tuning(), "grpo, lr 5e-05"),
     "compare": Study(compare(), "grpo"),
     "ablations": Study(grid({"hard": SETTINGS["hard"]}, ABLATED), "exgrpo"),
     "regimes": Study(regimes(), "grpo"),
-    "difficulty": Study(grid({"clean": SETTINGS["clean"]}, {difficulty: {**GRPO, "difficulty": difficulty} for difficulty in ("all", "hard", "medium", "easy")}), "all"),
-    "preliminary": Study(grid({f"{name}, all samples": {**SETTINGS[name], "log_samples": -1} for name in ("clean", "hard")}, ARMS), "grpo"),
+    "difficulty": Study(
+        grid(
+            {"clean": SETTINGS["clean"]},
+            {difficulty: {**GRPO, "difficulty": difficulty} for difficulty in ("all", "hard", "medium", "easy")},
+        ),
+        "all",
+    ),
+    "preliminary": Study(
+        grid({f"{name}, all samples": {**SETTINGS[name], "log_samples": -1} for name in ("clean", "hard")}, ARMS),
+        "grpo",
+    ),
 }
 
 
@@ -145,7 +165,11 @@ def is_finished(config: TrainConfig) -> bool:
     the run counts as having had its default."""
     run = Path(config.run)
     with contextlib.suppress(InputError):
-        recorded = {**{field.name: field.default for field in fields(TrainConfig)}, **read_config(run), "overwrite": False}
+        recorded = {
+            **{field.name: field.default for field in fields(TrainConfig)},
+            **read_config(run),
+            "overwrite": False,
+        }
         rows = read_lines(run / "metrics.jsonl")
         return recorded == {**to_dict(config), "overwrite": False} and bool(rows) and rows[-1]["step"] == config.steps
     return False
@@ -200,7 +224,10 @@ def run_all(jobs: Sequence[Sequence[TrainConfig]], workers: int) -> None:
 def runs_of(study: Study, jobs: Sequence[Sequence[TrainConfig]]) -> dict[str, dict[str, list[Path]]]:
     """setting → arm → its run folders, in the order of the seeds."""
     columns = iter(zip(*jobs))  # in plan's order of settings and arms
-    return {setting: {arm: [Path(config.run) for config in next(columns)] for arm in arms} for setting, arms in study.cells.items()}
+    return {
+        setting: {arm: [Path(config.run) for config in next(columns)] for arm in arms}
+        for setting, arms in study.cells.items()
+    }
 
 
 # -------------------------------------------------------------------------------------------- command line
@@ -219,19 +246,25 @@ def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
         try:
             changes[name] = {"true": True, "false": False}[value.lower()] if kind is bool else kind(value)
         except (ValueError, KeyError):
-            raise InputError(f"--set {text}: {name} takes {'true or false' if kind is bool else kind.__name__}, got {value!r}") from None
+            raise InputError(
+                f"--set {text}: {name} takes {'true or false' if kind is bool else kind.__name__}, got {value!r}"
+            ) from None
     return changes
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("study.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "study.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("study", choices=STUDIES)
     parser.add_argument("--seeds", type=int, default=8, help="number of seeds (default 8)")
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them (default 0)")
     parser.add_argument("--steps", type=int, help="training steps of every run (default: the study's)")
     parser.add_argument("--arms", help="only these arms, separated by semicolons (the baseline always runs)")
     parser.add_argument("--settings", help="only these question settings, separated by semicolons")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a training setting, for every run")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a training setting, for every run"
+    )
     parser.add_argument("--workers", type=int, default=2, help="runs at a time (default 2)")
     parser.add_argument("--out", type=Path, default=Path("runs/study"), help="folder for runs, tables and figures")
     options = parser.parse_args(argv)
@@ -271,7 +304,10 @@ def run_study(options: argparse.Namespace) -> None:
     if options.study == "preliminary":
         text = report_samples(runs, target.with_suffix(".png"))
     else:
-        curves = {setting: {arm: [read_curve(run) for run in own] for arm, own in arms.items()} for setting, arms in runs.items()}
+        curves = {
+            setting: {arm: [read_curve(run) for run in own] for arm, own in arms.items()}
+            for setting, arms in runs.items()
+        }
         text = table(curves, study.baseline)
         plot_study(curves, target.with_suffix(".png"))
     write_text(target.with_suffix(".md"), text)

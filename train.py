@@ -42,7 +42,13 @@ from nano_exgrpo.loss import group_advantages, keep_difficulty
 from nano_exgrpo.memory import fit_table, load_shape
 from nano_exgrpo.metrics import Stopwatch, eval_metrics, sample_rows, step_metrics, summary
 from nano_exgrpo.optim import adamw8bit_class, make_optimizer, own_part, resolve_dtypes
-from nano_exgrpo.policy import compile_layers, enable_gradient_checkpointing, load_policy, resolve_device, resolve_model_name
+from nano_exgrpo.policy import (
+    compile_layers,
+    enable_gradient_checkpointing,
+    load_policy,
+    resolve_device,
+    resolve_model_name,
+)
 from nano_exgrpo.questions import InputError, QuestionSampler, questions_digest
 from nano_exgrpo.replay import ReplayBuffer, choose_trajectories
 from nano_exgrpo.rollout import rollout
@@ -83,9 +89,13 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
     B = distributed.share_of(config.questions_per_step, "--questions-per-step")
     train_questions, held_out = load_data(config)
     digest = questions_digest(train_questions + held_out)
-    if resumed is not None and resumed[1].get("questions", digest) != digest:  # ids may be line numbers, and the buffer goes by ids
+    if (
+        resumed is not None and resumed[1].get("questions", digest) != digest
+    ):  # ids may be line numbers, and the buffer goes by ids
         data = config.data or "the toy"
-        raise InputError(f"the questions of {data} are not those that run {run} was trained on; put them back, or start a new run")
+        raise InputError(
+            f"the questions of {data} are not those that run {run} was trained on; put them back, or start a new run"
+        )
     demonstrations = load_demonstrations(config) if resumed is None else []
     if resumed is None:
         policy = start_policy(config, device, stop, weights)
@@ -107,7 +117,9 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
     check_counts(config, len(prompts), len(held_out))
     if demonstrations:
         follow_demonstrations(policy, demonstrations, config, stop)
-    optimizer = make_optimizer(policy.model.parameters(), config.optimizer, lr=config.lr, weight_decay=config.weight_decay)
+    optimizer = make_optimizer(
+        policy.model.parameters(), config.optimizer, lr=config.lr, weight_decay=config.weight_decay
+    )
 
     # ---- the method's state
     seed = config.seed + distributed.rank()
@@ -120,7 +132,12 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
         load_adapter(policy.model, state["adapter"])
         sampler.load_state_dict(state["sampler"])
         buffer.load_state_dict(state["buffer"])
-        started, bad_steps, first_step, tokens_seen = state["started"], state["bad_steps"], state["step"], state["tokens_seen"]
+        started, bad_steps, first_step, tokens_seen = (
+            state["started"],
+            state["bad_steps"],
+            state["step"],
+            state["tokens_seen"],
+        )
         set_random_state(state["random"])
     else:
         torch.manual_seed(seed)  # the same rollouts whether the warmed-up policy was made or read from its cache
@@ -160,7 +177,9 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
 
     def stop_if_asked() -> None:
         if stop_asked():
-            raise Interrupted("stopped before the first step; the run's folder is as it was, so start again with the same command")
+            raise Interrupted(
+                "stopped before the first step; the run's folder is as it was, so start again with the same command"
+            )
 
     # ---- the first evaluation. The run's folder changes only after it: what fails or is stopped before leaves it as it was.
     stop_if_asked()
@@ -244,7 +263,11 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
                 buffer.update(group, may_retire=config.retire and left > B)
 
         # ---- everything below only watches
-        row = {"step": step, **step_metrics(groups, buffer, replayed_questions=len(replayed_ids), scored_tokens=scored_tokens), **update}
+        row = {
+            "step": step,
+            **step_metrics(groups, buffer, replayed_questions=len(replayed_ids), scored_tokens=scored_tokens),
+            **update,
+        }
         tokens = row["num_tokens"]
         tokens_seen += tokens
         row.update({"replay/started": started, "num_tokens": tokens_seen, "epoch": sampler.epoch})

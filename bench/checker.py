@@ -25,17 +25,26 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from nano_exgrpo.checker import reward  # noqa: E402
 
 DEFAULT = Path(__file__).resolve().parent.parent.parent / "shared" / "checker" / "handed.jsonl"
-APART = ("nobox", "convention")      # kinds whose verdict is a grader's policy
-BUILT_IN = [                         # kind, gold, what is boxed, expected
-    ("number", "1234", "1{,}234", True), ("number", "10000", "10001", False), ("number", "1/3", "0.33", False),
+APART = ("nobox", "convention")  # kinds whose verdict is a grader's policy
+BUILT_IN = [  # kind, gold, what is boxed, expected
+    ("number", "1234", "1{,}234", True),
+    ("number", "10000", "10001", False),
+    ("number", "1/3", "0.33", False),
     ("sci", "4.5e33", r"4.5\times 10^{33}", True),
-    ("algebra", "x^2-1", "(x-1)(x+1)", True), ("algebra", "R+r", "2R", False),
-    ("algebra", r"\sqrt{8}", r"2\sqrt2", True), ("algebra", "Nn", "n^2", False),
-    ("interval", "(0,1)", "0<x<1", True), ("interval", "(0,1)", "[0,1)", False), ("list", "1,-2", "-2, 1", True),
+    ("algebra", "x^2-1", "(x-1)(x+1)", True),
+    ("algebra", "R+r", "2R", False),
+    ("algebra", r"\sqrt{8}", r"2\sqrt2", True),
+    ("algebra", "Nn", "n^2", False),
+    ("interval", "(0,1)", "0<x<1", True),
+    ("interval", "(0,1)", "[0,1)", False),
+    ("list", "1,-2", "-2, 1", True),
     ("list", "1,2", "1", False),
-    ("units", r"5\text{ cm}", "5", True), ("units", r"5\text{ cm}", r"5\text{ m}", False),
-    ("text", "Yes", r"\text{yes}", True), ("unicode", r"\frac12", "½", True),
-    ("robust", "5", "9^{9^{9^{9}}}", False), ("robust", "5", "99999999999999!", False),
+    ("units", r"5\text{ cm}", "5", True),
+    ("units", r"5\text{ cm}", r"5\text{ m}", False),
+    ("text", "Yes", r"\text{yes}", True),
+    ("unicode", r"\frac12", "½", True),
+    ("robust", "5", "9^{9^{9^{9}}}", False),
+    ("robust", "5", "99999999999999!", False),
     ("robust", "5", "__import__('os')", False),
 ]
 
@@ -48,16 +57,19 @@ def load(path: Path | None) -> list[dict]:
         ValueError: a line is not a case.
     """
     if path is None:
-        return [dict(kind=kind, gold=gold, response=rf"The answer is $\boxed{{{answer}}}$.", expected=expected)
-                for kind, gold, answer, expected in BUILT_IN]
+        return [
+            dict(kind=kind, gold=gold, response=rf"The answer is $\boxed{{{answer}}}$.", expected=expected)
+            for kind, gold, answer, expected in BUILT_IN
+        ]
     cases = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         try:
             case = json.loads(line)
             cases.append({name: case[name] for name in ("kind", "gold", "response", "expected")})
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}, line {number}: not a case with kind, gold, response, expected "
-                             f"({error!r})") from None
+            raise ValueError(
+                f"{path}, line {number}: not a case with kind, gold, response, expected ({error!r})"
+            ) from None
     return cases
 
 
@@ -71,8 +83,9 @@ def math_verify_reward(response: str, gold: str) -> float:
 def measure(grader: Callable[[str, str], float], cases: list[dict]) -> tuple[list[bool], list[float]]:
     """(verdict, seconds) of each case; a grader that raises says no."""
     verdicts, seconds = [], []
-    grader(r"\boxed{\sqrt2}", r"\frac{1}{2}")                    # imports and caches
+    grader(r"\boxed{\sqrt2}", r"\frac{1}{2}")  # imports and caches
     import sympy  # noqa: F401
+
     for case in cases:
         start = time.thread_time()
         try:
@@ -102,15 +115,21 @@ def report(names: list[str], results: list[tuple[list[bool], list[float]]], case
         accuracy = sum(right[name][kind] for kind in asked) / sum(total[kind] for kind in asked)
         ranked = sorted(1e3 * s for s in seconds)
         median, p99 = ranked[len(ranked) // 2], ranked[int(0.99 * len(ranked))]
-        print(f"| {name} | {accuracy:.2%} | {wrong[False]} | {wrong[True]} | {sum(s > 0.25 for s in seconds)} | "
-              f"{median:.3f} | {p99:.1f} | {ranked[-1]:.0f} |")
+        print(
+            f"| {name} | {accuracy:.2%} | {wrong[False]} | {wrong[True]} | {sum(s > 0.25 for s in seconds)} | "
+            f"{median:.3f} | {p99:.1f} | {ranked[-1]:.0f} |"
+        )
     print(f"\n{len(cases)} cases; the accuracy leaves out {', '.join(APART)}.")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("cases", nargs="?", type=Path,
-                        help="JSON lines; default: the handed cases beside the project, else a built-in set")
+    parser.add_argument(
+        "cases",
+        nargs="?",
+        type=Path,
+        help="JSON lines; default: the handed cases beside the project, else a built-in set",
+    )
     parser.add_argument("--skip-others", action="store_true", help="measure this project alone")
     args = parser.parse_args()
     path = args.cases or (DEFAULT if DEFAULT.exists() else None)
@@ -124,7 +143,7 @@ def main() -> None:
         try:
             import math_verify  # noqa: F401
 
-            logging.disable(logging.CRITICAL)                    # it logs each answer that it cannot read
+            logging.disable(logging.CRITICAL)  # it logs each answer that it cannot read
             graders["math-verify"] = math_verify_reward
         except ImportError:
             print('math-verify is not installed: pip install "math-verify[antlr4_13_2]"\n')

@@ -31,7 +31,12 @@ def own(shape: Shape, sampler: str, rows: int) -> list[int]:
     """The lengths of all responses by --sampler `sampler`, at most `rows` at a time."""
     shape.policy.sampler = sampler
     groups = generate_responses(
-        shape.policy, shape.prompt_ids, shape.group_size, temperature=1.0, max_new_tokens=shape.response_length, batch_size=rows
+        shape.policy,
+        shape.prompt_ids,
+        shape.group_size,
+        temperature=1.0,
+        max_new_tokens=shape.response_length,
+        batch_size=rows,
     )
     return [len(response) for group in groups for response in group]
 
@@ -77,7 +82,10 @@ def main() -> int:
             lengths = way()
             rates[name].append(sum(lengths) / (time.perf_counter() - start))
             mean = statistics.mean(lengths)
-            print(f"turn {turn} {name:10} {rates[name][-1]:7.0f} tokens/s, {len(lengths)} responses of {mean:.1f} tokens", flush=True)
+            print(
+                f"turn {turn} {name:10} {rates[name][-1]:7.0f} tokens/s, {len(lengths)} responses of {mean:.1f} tokens",
+                flush=True,
+            )
     base = statistics.median(rates["generate"][1:])
     for name, own_rates in rates.items():
         median = statistics.median(own_rates[1:])

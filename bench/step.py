@@ -121,7 +121,12 @@ def toy_shape() -> Shape:
 
 
 def llama_shape(
-    vocabulary: int = 49_152, hidden: int = 576, layers: int = 30, questions: int = 8, prompt: int = 64, response: int = 128
+    vocabulary: int = 49_152,
+    hidden: int = 576,
+    layers: int = 30,
+    questions: int = 8,
+    prompt: int = 64,
+    response: int = 128,
 ) -> Shape:
     """SmolLM2-135M's shape with random weights; every "w17" of a prompt is one token."""
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -159,7 +164,9 @@ def reward_of(group: int, completion: list[int]) -> float:
 class Ours:
     """The parts of train.py's step, timed: rollouts, rewards and advantages, update."""
 
-    def __init__(self, shape: Shape, *, tokens: int, dtype: str = "float32", sampler: str = "loop", compiled: bool = False) -> None:
+    def __init__(
+        self, shape: Shape, *, tokens: int, dtype: str = "float32", sampler: str = "loop", compiled: bool = False
+    ) -> None:
         self.shape, self.policy, self.laps = shape, shape.policy, Laps()
         self.policy.sampler = sampler
         self.policy.autocast = torch.bfloat16 if dtype == "bfloat16" else None
@@ -258,7 +265,9 @@ def run_trl(shape: Shape, args: argparse.Namespace, steps: int, after_step: Any,
 def bare_generate(shape: Shape) -> float:
     """Tokens/s of `model.generate` on the whole batch, every filter off."""
     policy = shape.policy
-    ids, attention = pad_left([prompt for prompt in shape.prompt_ids for _ in range(shape.group_size)], policy)  # [B·K, P] each
+    ids, attention = pad_left(
+        [prompt for prompt in shape.prompt_ids for _ in range(shape.group_size)], policy
+    )  # [B·K, P] each
     start = time.perf_counter()
     with torch.no_grad(), policy.precision(), for_generation(policy):
         settings = sampling_config(policy, 1.0, 1.0, shape.response_length)
@@ -377,16 +386,24 @@ def measure_update(shape: Shape, args: argparse.Namespace) -> None:
             seconds = update("default" if name == "compiled" else "force_eager")
             system = resource.getrusage(resource.RUSAGE_SELF).ru_stime - system
             own.append(flops / seconds / 1e9 / peak)
-            print(f"turn {turn} {name:8} {seconds:6.2f} s (CPU in the system {system:.1f} s), {own[-1]:.2f} of a matmul's {peak:.0f} GFLOP/s", flush=True)
+            print(
+                f"turn {turn} {name:8} {seconds:6.2f} s (CPU in the system {system:.1f} s), {own[-1]:.2f} of a matmul's {peak:.0f} GFLOP/s",
+                flush=True,
+            )
     for name, own in shares.items():
         print(f"update against matmul, {name}: {statistics.median(own[args.warm :]):.2f}")
     with torch.profiler.profile() as profile:
         update("force_eager")
     cached, cold = product_rates(shape, ours.config.train_batch_tokens)
-    print(f"a layer's widest product alone: {cached:.0f} GFLOP/s with its operands in the cache, {cold:.0f} with those of all layers in turn")
+    print(
+        f"a layer's widest product alone: {cached:.0f} GFLOP/s with its operands in the cache, {cold:.0f} with those of all layers in turn"
+    )
     found = sorted(profile.key_averages(), key=lambda event: -event.self_cpu_time_total)
     whole = sum(event.self_cpu_time_total for event in found)
-    print("of one more, profiled: " + ", ".join(f"{e.key.removeprefix('aten::')[:40]} {e.self_cpu_time_total / whole:.0%}" for e in found[:12]))
+    print(
+        "of one more, profiled: "
+        + ", ".join(f"{e.key.removeprefix('aten::')[:40]} {e.self_cpu_time_total / whole:.0%}" for e in found[:12])
+    )
 
 
 # ------------------------------------------------------------------------------------------------ main
@@ -399,9 +416,15 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=5, help="steps of each side that count")
     parser.add_argument("--warm", type=int, default=1, help="steps before that, which do not")
     parser.add_argument("--tokens", type=int, default=0, help="our train_batch_tokens; 0: 8192 for the toy, else 1024")
-    parser.add_argument("--trl-batch", type=int, default=0, help="TRL's rows in a micro-batch; 0: 256 for the toy, else 8")
-    parser.add_argument("--sampler", choices=("loop", "generate"), default="loop", help="our rollouts: --sampler of train.py")
-    parser.add_argument("--compile", action="store_true", help="our layers compiled for the update: --compile of train.py")
+    parser.add_argument(
+        "--trl-batch", type=int, default=0, help="TRL's rows in a micro-batch; 0: 256 for the toy, else 8"
+    )
+    parser.add_argument(
+        "--sampler", choices=("loop", "generate"), default="loop", help="our rollouts: --sampler of train.py"
+    )
+    parser.add_argument(
+        "--compile", action="store_true", help="our layers compiled for the update: --compile of train.py"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--update", action="store_true", help="measure our update alone")
     parser.add_argument("--memory", action="store_true", help="measure memory instead of time")
@@ -434,14 +457,18 @@ def main() -> int:
         ours.step()
         floors.append(bare_generate(shape))
         peaks.append(matmul_peak(torch.bfloat16 if args.dtype == "bfloat16" else torch.float32))
-        turn = f"TRL {trl_laps.step[-1]:.3f} s, ours {ours.laps.step[-1]:.3f} s, bare generate {floors[-1]:.0f} tokens/s"
+        turn = (
+            f"TRL {trl_laps.step[-1]:.3f} s, ours {ours.laps.step[-1]:.3f} s, bare generate {floors[-1]:.0f} tokens/s"
+        )
         print(turn, file=sys.stderr, flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
         trl_laps = run_trl(theirs, args, args.warm + args.steps, take_turns, folder)
     floor = statistics.median(floors[args.warm :])
     peak = statistics.median(peaks[args.warm :])
-    print(f"shape {args.shape}, {args.dtype}, torch {torch.__version__}, {args.threads} threads; medians of {args.steps} steps\n")
+    print(
+        f"shape {args.shape}, {args.dtype}, torch {torch.__version__}, {args.threads} threads; medians of {args.steps} steps\n"
+    )
     print("            step     generate   score    update   CPU        generated   update")
     for name, laps in (("ours", ours.laps), ("TRL", trl_laps)):
         parts = {part: laps.median(part, args.warm) for part in ("step", "generate", "score", "update", "cpu")}
@@ -455,13 +482,19 @@ def main() -> int:
     ours_rate = ours.laps.update_rate(shape, args.warm)
     generated = ours.laps.tokens_per_second(args.warm)
     cpu = ours.laps.median("cpu", args.warm) / trl_laps.median("cpu", args.warm)
-    print(f"\nstep time against TRL   {ratio:.2f}   (CPU time, which other work on the machine disturbs less: {cpu:.2f})")
+    print(
+        f"\nstep time against TRL   {ratio:.2f}   (CPU time, which other work on the machine disturbs less: {cpu:.2f})"
+    )
     print(f"generate against bare   {generated / floor:.2f}   (bare model.generate {floor:.0f} tokens/s)")
     tokens = ours.laps.tokens[-1]
     usual = update_flops(shape, 1, tokens, all_tokens=True) / update_flops(shape, 1, tokens)
-    print(f"update against matmul   {ours_rate / peak:.2f}   (matmul {peak:.0f} GFLOP/s; counted as 6 · weights · tokens: {usual * ours_rate / peak:.2f})")
+    print(
+        f"update against matmul   {ours_rate / peak:.2f}   (matmul {peak:.0f} GFLOP/s; counted as 6 · weights · tokens: {usual * ours_rate / peak:.2f})"
+    )
     if ours.laps.uncompiled:
-        print(f"compiled update against the same one uncompiled   {ours.laps.median('update', args.warm) / ours.laps.median('uncompiled', args.warm):.2f}")
+        print(
+            f"compiled update against the same one uncompiled   {ours.laps.median('update', args.warm) / ours.laps.median('uncompiled', args.warm):.2f}"
+        )
     return 0
 
 

@@ -69,9 +69,7 @@ def box(
     """A box centred on (x, y)."""
     corner = (x - width / 2, y - height / 2)
     axis.add_patch(
-        FancyBboxPatch(
-            corner, width, height, boxstyle="round,pad=0,rounding_size=0.09", fc="white", ec=colour, lw=1.5
-        )
+        FancyBboxPatch(corner, width, height, boxstyle="round,pad=0,rounding_size=0.09", fc="white", ec=colour, lw=1.5)
     )
     axis.text(x, y + height / 2 - 0.2, title, ha="center", va="center", weight="bold", size=10, color=colour)
     axis.text(x, y - 0.13, text, ha="center", va="center", size=8.6, color=INK, linespacing=1.25)
@@ -283,8 +281,7 @@ def curves() -> Any:
         axis.set_ylim(0, 1)
     steps = [row["step"] for row in rows if "buffer/buckets" in row]
     counts = [
-        [row["buffer/buckets"].get(str(k), 0) for row in rows if "buffer/buckets" in row]
-        for k in range(1, group_size)
+        [row["buffer/buckets"].get(str(k), 0) for row in rows if "buffer/buckets" in row] for k in range(1, group_size)
     ]
     counts.append([row["buffer/retired"] for row in rows if "buffer/buckets" in row])
     colours = [plt.get_cmap("viridis")(k / (group_size - 1)) for k in range(group_size - 1)] + ["#8b929c"]

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("train.py", "eval.py", "study.py", "nano_exgrpo/*.py")
+SOURCES = ("train.py", "eval.py", "study.py", "nano_exgrpo/**/*.py")
 
 MARK = re.compile(
     r"(?P<quote><!-- quote (?P<file>\S+) (?P<function>\S+)"
@@ -70,9 +70,7 @@ def functions_of(source: str) -> list[tuple[str, list[str]]]:
                     and isinstance(first.value, ast.Constant)
                     and isinstance(first.value.value, str)
                 ):
-                    after = (
-                        first.end_lineno
-                    )  # line number of the docstring's last line; a blank one after it goes too
+                    after = first.end_lineno  # line number of the docstring's last line; a blank one after it goes too
                     hidden = range(first.lineno, after + 1 + (after < len(lines) and not lines[after].strip()))
                 yield (
                     prefix + child.name,
@@ -115,9 +113,7 @@ def find(
     if relocate:
         same_name = [place for place in places if place[1].rsplit(".")[-1] == function.rsplit(".")[-1]]
         inner = [
-            place
-            for place in places
-            if place[1] != "-" and not any(p[1].startswith(place[1] + ".") for p in places)
+            place for place in places if place[1] != "-" and not any(p[1].startswith(place[1] + ".") for p in places)
         ]
         for candidates in (same_name, inner):
             if len(candidates) == 1:
@@ -128,9 +124,7 @@ def find(
 
 def quote(match: re.Match[str], *, relocate: bool) -> str:
     file, function, lines = find(*match.group("file", "function", "first", "last"), relocate=relocate)
-    ends = "".join(
-        f' {word} "{match[group]}"' for word, group in (("from", "first"), ("to", "last")) if match[group]
-    )
+    ends = "".join(f' {word} "{match[group]}"' for word, group in (("from", "first"), ("to", "last")) if match[group])
     code = textwrap.dedent("\n".join(lines)).strip("\n")
     place = file if function == "-" else f"{file}, {function}"
     return f"<!-- quote {file} {function}{ends} -->\n```python\n# {place}\n{code}\n```\n"

@@ -12,10 +12,10 @@ import math
 import threading
 from fractions import Fraction
 
-DIGITS = 60                 # working precision in decimal digits
-MAX_BITS = 20_000           # of exact integers
-MAX_LOG2 = 2_000_000        # of the magnitude of inexact numbers
-NOISE = 40                  # a value below 10^-NOISE is looked at again with twice the digits
+DIGITS = 60  # working precision in decimal digits
+MAX_BITS = 20_000  # of exact integers
+MAX_LOG2 = 2_000_000  # of the magnitude of inexact numbers
+NOISE = 40  # a value below 10^-NOISE is looked at again with twice the digits
 
 _local = threading.local()
 
@@ -28,7 +28,7 @@ def context(digits: int = DIGITS):
     """This thread's mpmath context of the given precision."""
     contexts = _local.__dict__.setdefault("contexts", {})
     if digits not in contexts:
-        from mpmath import MPContext                      # a part of every sympy installation
+        from mpmath import MPContext  # a part of every sympy installation
 
         contexts[digits] = MPContext()
         contexts[digits].dps = digits
@@ -45,8 +45,8 @@ class Arithmetic:
 
     def __init__(self, budget: list[int], digits: int = DIGITS):
         self.budget, self.digits = budget, digits
-        self.left_reals = False             # whether a function left the real numbers
-        self.smallest = self.largest = 0    # binary magnitudes of the inexact numbers met
+        self.left_reals = False  # whether a function left the real numbers
+        self.smallest = self.largest = 0  # binary magnitudes of the inexact numbers met
         self.ctx = context(digits)
 
     # -- numbers
@@ -194,7 +194,7 @@ class Arithmetic:
             raise Undefined("a zeroth root")
         real = isinstance(a, Fraction) or isinstance(a, self.ctx.mpf)
         if isinstance(n, Fraction) and n.denominator == 1 and n.numerator % 2 and real and a < 0:
-            return -self.op_pow(-a, 1 / n)                       # the real root of odd index
+            return -self.op_pow(-a, 1 / n)  # the real root of odd index
         return self.op_pow(a, self.op_div(Fraction(1), n))
 
     def op_factorial(self, n):
@@ -213,7 +213,7 @@ class Arithmetic:
         return Fraction(math.prod(range(int(n), 0, -2)))
 
     def gamma(self, x):
-        if isinstance(x, self.ctx.mpc) or abs(x) > 50_000 or self.digits > 3 * DIGITS:      # where it takes seconds
+        if isinstance(x, self.ctx.mpc) or abs(x) > 50_000 or self.digits > 3 * DIGITS:  # where it takes seconds
             raise Undefined("too large")
         if x <= 0 and x == self.ctx.floor(x):
             raise Undefined("a pole")
@@ -314,7 +314,8 @@ class Arithmetic:
 
 
 TRIG = {name: name for name in "sin cos tan cot sec csc sinh cosh tanh coth sech csch".split()} | {
-    "arc" + name: "a" + name for name in "sin cos tan cot sec csc sinh cosh tanh".split()}
+    "arc" + name: "a" + name for name in "sin cos tan cot sec csc sinh cosh tanh".split()
+}
 
 
 def exact_root(a: Fraction, n: int) -> Fraction | None:
@@ -322,7 +323,7 @@ def exact_root(a: Fraction, n: int) -> Fraction | None:
     if a.numerator.bit_length() > 4096 or a.denominator.bit_length() > 4096:
         return None
     top, bottom = _integer_root(a.numerator, n), _integer_root(a.denominator, n)
-    return Fraction(top, bottom) if top ** n == a.numerator and bottom ** n == a.denominator else None
+    return Fraction(top, bottom) if top**n == a.numerator and bottom**n == a.denominator else None
 
 
 def _integer_root(a: int, n: int) -> int:

@@ -28,6 +28,7 @@ from nano_exgrpo.questions import (
     sum_questions,
 )
 
+
 @dataclass(frozen=True)
 class Benchmark:
     """The layout of one data set.

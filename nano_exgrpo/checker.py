@@ -26,10 +26,10 @@ import sys
 
 _BOX = re.compile(r"\\f?box(?:ed)?(?![a-zA-Z])\s*(\{|[0-9]+|[A-Za-z](?![A-Za-z]))?")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-_GLUE = re.compile(r"[\s${}]|\\(?:quad|text|[()\[\]])")        # between boxes that form a list, besides "," and "and"
+_GLUE = re.compile(r"[\s${}]|\\(?:quad|text|[()\[\]])")  # between boxes that form a list, besides "," and "and"
 _STATEMENT = re.compile(r"####|answer(?:\s+is)?\s?(?:\*\*)?\s?:|answer\s+is\b|answer[*_ ]{0,4}\n", re.IGNORECASE)
 _PLAIN = re.compile(r"0|-?[1-9]\d{0,17}")
-MAX_JOINED, MAX_GAP = 64, 60     # boxes that may form one list, and the characters between two of them
+MAX_JOINED, MAX_GAP = 64, 60  # boxes that may form one list, and the characters between two of them
 
 
 def extract_answer(response: str) -> str | None:
@@ -51,7 +51,7 @@ def extract_answer(response: str) -> str | None:
         before = _content(text, box)
         if before is None or not before[0] or not 0 < start - before[1] <= MAX_GAP:
             break
-        if _GLUE.sub("", text[before[1]:start]) not in (",", "and", ",and"):
+        if _GLUE.sub("", text[before[1] : start]) not in (",", "and", ",and"):
             break
         contents.append(before[0])
         start = box.start()
@@ -66,7 +66,7 @@ def _content(text: str, box: re.Match[str]) -> tuple[str, int] | None:
     for brace in _BRACE.finditer(text, box.end()):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
         if depth == 0:
-            return text[box.end():brace.start()].strip(), brace.end()
+            return text[box.end() : brace.start()].strip(), brace.end()
     return None
 
 
@@ -79,7 +79,7 @@ def _statement(text: str) -> str | None:
         pass
     if last is None:
         return None
-    line = text[last.end():].strip().partition("\n")[0].strip()
+    line = text[last.end() :].strip().partition("\n")[0].strip()
     if math := re.match(r"[*_\s]*(?:\$\$?(.+?)\$|\\\((.+?)\\\))", line):
         return (math[1] or math[2]).strip()
     line = re.split(r"\.(?:\s|$)|,\s+(?=[a-zA-Z])|;\s|\s+(?:because|since|so)\s", line, maxsplit=1)[0]
@@ -94,14 +94,16 @@ def extract_choice(response: str, letters: str = "ABCDEFGHIJ") -> str | None:
         letters: the letters that are choices.
     """
     text = response.rpartition("</think>")[2]
-    alone = rf"([{letters}])(?![A-Za-z])(?!\s*(?:,|and\b|or\b|\(?[{letters}]\b))"     # no second letter beside it
+    alone = rf"([{letters}])(?![A-Za-z])(?!\s*(?:,|and\b|or\b|\(?[{letters}]\b))"  # no second letter beside it
     if "\\boxed" in text or "\\fbox" in text:
         answer = re.sub(r"\\(?:text|math|rm|bf|boxed)\w*\s*|[{}$*]", "", extract_answer(response) or "")
-        found = re.match(rf"\s*(?i:(?:the\s+)?(?:correct\s+)?(?:answer|option|choice)?(?:\s+is)?\s*:?)\s*\(?{alone}",
-                         answer)
+        found = re.match(
+            rf"\s*(?i:(?:the\s+)?(?:correct\s+)?(?:answer|option|choice)?(?:\s+is)?\s*:?)\s*\(?{alone}", answer
+        )
         return found[1] if found else None
-    found = re.findall(rf"(?i:\b(?:answer|option|choice)\b(?:\s+is|\s*:)?)(?i:[\s:*$({{]|\\text\w*|option)*{alone}",
-                       text[-20_000:])
+    found = re.findall(
+        rf"(?i:\b(?:answer|option|choice)\b(?:\s+is|\s*:)?)(?i:[\s:*$({{]|\\text\w*|option)*{alone}", text[-20_000:]
+    )
     lone = re.fullmatch(rf"[\s*(]*([{letters}])[\s*.):]*", text)
     return found[-1] if found else lone[1] if lone else None
 
@@ -127,7 +129,7 @@ def _compare(gold: str, answer: str) -> tuple[bool, str]:
         return False, f"longer than {MAX_CHARS} characters"
     ambiguous = AMBIGUOUS_COMMA.search(gold), AMBIGUOUS_COMMA.search(answer)
     why = ""
-    for lists in ((False, True) if any(ambiguous) else (False,)):
+    for lists in (False, True) if any(ambiguous) else (False,):
         tokens = tokenize(gold, lists)
         for reading in choice_readings(tokenize(answer, lists), tokens):
             if same_words(tokens, reading):
@@ -151,7 +153,10 @@ def reward(response: str, gold: str) -> float:
         answer = extract_answer(response)
         return float(answer is not None and is_equal(gold, answer))
     except Exception as error:
-        print(f"checker: {type(error).__name__} on {response[-200:]!r} against {gold!r}; counted as wrong", file=sys.stderr)
+        print(
+            f"checker: {type(error).__name__} on {response[-200:]!r} against {gold!r}; counted as wrong",
+            file=sys.stderr,
+        )
         return 0.0
 
 

@@ -79,7 +79,9 @@ def save_checkpoint(run: Path, step: int, policy: Policy, state: dict[str, Any])
     """Write checkpoint `step` of a run and delete all but the last two. Returns its folder."""
     state = {**state, "step": step, "random": random_state()}
     folder = run / "checkpoints" / f"step-{step:06d}"
-    own_state = folder.with_name(f".state-{distributed.rank()}.pt")  # of the other processes; the first one collects them
+    own_state = folder.with_name(
+        f".state-{distributed.rank()}.pt"
+    )  # of the other processes; the first one collects them
 
     def write(target: Path) -> None:
         write_model(policy, target / "model", merge=False)  # adapters go into state.pt
@@ -181,4 +183,7 @@ class StopRequest:
         if distributed.world_size() == 1:
             print("\nstopping after this step (once more to stop at once)", file=sys.stderr)
         elif distributed.is_main():
-            print("\nstopping after this step, if it ends before torchrun loses patience (30 s, or as --shutdown-timeout or TORCH_ELASTIC_SHUTDOWN_TIMEOUT says)", file=sys.stderr)
+            print(
+                "\nstopping after this step, if it ends before torchrun loses patience (30 s, or as --shutdown-timeout or TORCH_ELASTIC_SHUTDOWN_TIMEOUT says)",
+                file=sys.stderr,
+            )

@@ -44,10 +44,10 @@ class CommandParser(Cursor):
         if name == "binom" or name in ("gcd", "lcm", "min", "max") and self.sign() in ("(", "{", r"\{"):
             return self.two_arguments(name)
         if name == "overrightarrow":
-            vector = self.argument()                            # from A to B; over one letter it is layout, like \vec
+            vector = self.argument()  # from A to B; over one letter it is layout, like \vec
             return Sym(f"\\{name} {name_of(vector)}") if isinstance(vector, Op) else vector
         if name in ("overline", "hat", "dot", "ddot", "tilde"):
-            if self.token.kind == "name":                       # \ddot\theta(t): the accent is not on the call
+            if self.token.kind == "name":  # \ddot\theta(t): the accent is not on the call
                 self.at += 1
                 return self.call(Sym(f"\\{name} {self.tokens[self.at - 1].text}"))
             under = self.argument()
@@ -81,10 +81,17 @@ class CommandParser(Cursor):
         if self.sign() not in ("^", "_"):
             return Op("reals")
         braced = self.tokens[self.at + 1].text == "{"
-        marks = [token.text for token in self.tokens[self.at + 1 + braced:]]
-        for found, *mark in ((POSITIVE, "+"), (NEGATIVE, "-"), (NONZERO, "*"), (POSITIVE, ">", "0"), (NEGATIVE, "<", "0"),
-                             (Seq("tuple", POSITIVE.items, "[)"), ">=", "0"), (NONZERO, "!=", "0")):
-            if marks[:len(mark)] == mark and (not braced or marks[len(mark)] == "}"):
+        marks = [token.text for token in self.tokens[self.at + 1 + braced :]]
+        for found, *mark in (
+            (POSITIVE, "+"),
+            (NEGATIVE, "-"),
+            (NONZERO, "*"),
+            (POSITIVE, ">", "0"),
+            (NEGATIVE, "<", "0"),
+            (Seq("tuple", POSITIVE.items, "[)"), ">=", "0"),
+            (NONZERO, "!=", "0"),
+        ):
+            if marks[: len(mark)] == mark and (not braced or marks[len(mark)] == "}"):
                 self.at += 1 + len(mark) + 2 * braced
                 return found
         return Op("reals")
@@ -101,7 +108,7 @@ class CommandParser(Cursor):
         if self.accept("["):
             index = self.nested(self.sum)
             self.expect("]")
-        if self.sign() == "(":                                  # \sqrt(5), sqrt(5)
+        if self.sign() == "(":  # \sqrt(5), sqrt(5)
             radicand = self.nested(self.bracket)
         else:
             radicand = self.argument(whole_number=True)
@@ -151,8 +158,11 @@ class CommandParser(Cursor):
     def bare_argument(self) -> Node:
         """The argument of a function written without parentheses: factors up to a sign or another function."""
         node = self.signed()
-        while self.token.kind in ("num", "name", "word") or self.command() in ("frac", "sqrt", "pi") or (
-                self.sign() == "(" and isinstance(node, Num)):
+        while (
+            self.token.kind in ("num", "name", "word")
+            or self.command() in ("frac", "sqrt", "pi")
+            or (self.sign() == "(" and isinstance(node, Num))
+        ):
             if self.token.kind == "word" and self.unit_ahead():
                 break
             if self.token.kind == "word":

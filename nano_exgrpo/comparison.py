@@ -14,22 +14,35 @@ from __future__ import annotations
 from fractions import Fraction
 
 from nano_exgrpo.arithmetic import DIGITS, NOISE, Undefined
-from nano_exgrpo.tree import (Node, Num, Op, Rel, Sym, children, contents, infinity, letter_quantity, negative_base, rebuilt,
-                              show, symbols)
+from nano_exgrpo.tree import (
+    Node,
+    Num,
+    Op,
+    Rel,
+    Sym,
+    children,
+    contents,
+    infinity,
+    letter_quantity,
+    negative_base,
+    rebuilt,
+    show,
+    symbols,
+)
 from nano_exgrpo.values import Evaluator, close, sample
 
-POINTS = 7                  # random points for expressions with symbols
-WHOLE_POINTS = 41           # whole numbers for expressions with floors: all from 1 to 41
-MAX_TURNS = 3               # numerals, and symbols, of which turning points are tried
-MAX_FORMS = 2               # comparisons of sympy forms in one verdict; one takes 1 to 80 milliseconds
-LITERAL_DIGITS = 12         # a decimal literal of so many right digits stands for the exact value
-MAX_DIGITS = 2_000          # in which numbers of very different size are compared
+POINTS = 7  # random points for expressions with symbols
+WHOLE_POINTS = 41  # whole numbers for expressions with floors: all from 1 to 41
+MAX_TURNS = 3  # numerals, and symbols, of which turning points are tried
+MAX_FORMS = 2  # comparisons of sympy forms in one verdict; one takes 1 to 80 milliseconds
+LITERAL_DIGITS = 12  # a decimal literal of so many right digits stands for the exact value
+MAX_DIGITS = 2_000  # in which numbers of very different size are compared
 STEPS = {"floor", "ceil", "mod"}
-TURNS = STEPS | {"abs", "min", "max", "sgn", "sqrt", "root", "gcd", "lcm", "binom"}     # ... at numbers that occur in them
-ANGLES = {"pi", "arcsin", "arccos", "arctan", "arccot", "arcsec", "arccsc"}      # they show that an angle is in radians
-WHOLE = STEPS | {"factorial", "factorial2", "binom", "sum", "prod", "gcd", "lcm"}   # mean little off the integers
+TURNS = STEPS | {"abs", "min", "max", "sgn", "sqrt", "root", "gcd", "lcm", "binom"}  # ... at numbers that occur in them
+ANGLES = {"pi", "arcsin", "arccos", "arctan", "arccot", "arcsec", "arccsc"}  # they show that an angle is in radians
+WHOLE = STEPS | {"factorial", "factorial2", "binom", "sum", "prod", "gcd", "lcm"}  # mean little off the integers
 BIG = {"sum", "prod", "int", "lim"}
-OPAQUE = {"call", "sub", "int", "lim", "sum", "prod"}                              # have random values (see `values`)
+OPAQUE = {"call", "sub", "int", "lim", "sum", "prod"}  # have random values (see `values`)
 
 
 def difference(rel: Rel) -> Op:
@@ -56,7 +69,7 @@ def bound_variables(tree: Node) -> set[str]:
         if isinstance(low, Rel):
             names |= symbols(low.terms[0])
         elif isinstance(body, Op) and body.args and isinstance(body.args[-1], Sym):
-            names.add(body.args[-1].name)                       # dx
+            names.add(body.args[-1].name)  # dx
     return names
 
 
@@ -66,7 +79,7 @@ def turning_points(*trees: Node) -> list[tuple[int, dict[str, Fraction]]]:
     names, heads = map(set.union, *map(contents, trees)) if len(trees) > 1 else contents(trees[0])
     if not heads & TURNS:
         return []
-    sizes = sorted({abs(v) for tree in trees for v in literals(tree) if 2 < abs(v) <= 10 ** 6}, reverse=True)[:MAX_TURNS]
+    sizes = sorted({abs(v) for tree in trees for v in literals(tree) if 2 < abs(v) <= 10**6}, reverse=True)[:MAX_TURNS]
     if heads & WHOLE:
         values = [v for size in sizes if size.denominator == 1 for v in (size, size + 1, 2 * size + 1)]
     else:
@@ -89,7 +102,7 @@ class Comparison:
         self.why = ""
 
     def no(self, why: str) -> bool:
-        self.why = why                                           # the outermost reason is noted last
+        self.why = why  # the outermost reason is noted last
         return False
 
     # -- scalars
@@ -179,7 +192,7 @@ class Comparison:
         if whole and not heads & {"sum", "prod"}:
             points = WHOLE_POINTS if heads & STEPS else 2 * POINTS
         if complex_allowed and not whole:
-            places = [(index, {}) for index in range(4)]        # branch cuts: explicit i, positive symbols only
+            places = [(index, {}) for index in range(4)]  # branch cuts: explicit i, positive symbols only
         else:
             places = [*((index, {}) for index in range(points)), *turning_points(a, b)]
         for index, env in places:
@@ -193,7 +206,7 @@ class Comparison:
                 same = self.shown(at, a, b)
                 hidden = hidden or same is None
                 same = same is not False
-            if one_absolute and real_x != real_y:               # ln|x| and ln x: an absolute value widens the domain
+            if one_absolute and real_x != real_y:  # ln|x| and ln x: an absolute value widens the domain
                 return False, True
             if complex_allowed or real_x and real_y:
                 if not same:
@@ -216,7 +229,7 @@ class Comparison:
 
     def same_form(self, a: Node, b: Node) -> bool | None:
         """The verdict of sympy's canonical forms, asked at most `MAX_FORMS` times."""
-        from nano_exgrpo.sympy_form import same_form           # sympy takes a moment to import
+        from nano_exgrpo.sympy_form import same_form  # sympy takes a moment to import
 
         self.forms += 1
         return same_form(a, b) if self.forms <= MAX_FORMS else None
@@ -284,18 +297,17 @@ class Comparison:
             return False
         if not all(isinstance(q, Fraction) for q in quotients):
             start, *quotients = map(at.num, (start, *quotients))
-        for extra, (q1, q2, q3) in ((sides[0], quotients),
-                                    (sides[1], [at.op_div(Fraction(1), q) for q in quotients])):
+        for extra, (q1, q2, q3) in ((sides[0], quotients), (sides[1], [at.op_div(Fraction(1), q) for q in quotients])):
             if close(at, q1, q2) and close(at, q1, q3):
                 return True
-            if any(close(at, q2, 2 ** k * q1) and close(at, q3, 3 ** k * q1) for k in range(1, 5)):
+            if any(close(at, q2, 2**k * q1) and close(at, q3, 3**k * q1) for k in range(1, 5)):
                 zero = Fraction(0)
             elif close(at, q2 - q1, q3 - q2):
                 zero = start - start * q1 / (q2 - q1)
             else:
                 continue
             at.env[name] = zero
-            try:                                                # the zero may be rounded: so is the value there
+            try:  # the zero may be rounded: so is the value there
                 value = at.value(extra)
                 return value != 0 and at.magnitude(value) > -2 * NOISE
             except Undefined:

@@ -32,39 +32,76 @@ class TrainConfig:
 
     # ---- what to train, on what
     model: str = setting("toy", "toy, a model folder, a hub id, or a short name such as Qwen2.5-Math-1.5B")
-    data: str = setting("", "questions: a .jsonl file or a hub id[:configuration]; empty: toy sums for the toy, GSM8K for a real model", paper="Elliott/Openr1-Math-46k-8192")
+    data: str = setting(
+        "",
+        "questions: a .jsonl file or a hub id[:configuration]; empty: toy sums for the toy, GSM8K for a real model",
+        paper="Elliott/Openr1-Math-46k-8192",
+    )
     question_field: str = setting("question", "name of the question's field in the data")
     answer_field: str = setting("answer", "name of the answer's field in the data")
     split: str = setting("train", "split of a hub data set")
     held_out: int = setting(200, "questions set aside for evaluation, never trained on")
     system_prompt: str = setting(SYSTEM_PROMPT, "system message of every prompt; empty leaves it out")
-    preset: str = setting("auto", "settings to start from: toy; hard (a toy where replay pays); 24gb or 12gb (one small GPU); paper (the released run as far as settings can say it, without its system prompt); auto: toy for the toy, else 24gb", choices=("auto", "toy", "hard", "24gb", "12gb", "paper", "none"))
+    preset: str = setting(
+        "auto",
+        "settings to start from: toy; hard (a toy where replay pays); 24gb or 12gb (one small GPU); paper (the released run as far as settings can say it, without its system prompt); auto: toy for the toy, else 24gb",
+        choices=("auto", "toy", "hard", "24gb", "12gb", "paper", "none"),
+    )
     # ---- the method
-    algo: str = setting("exgrpo", "exgrpo, or grpo: the same loop without replay and retirement", choices=("exgrpo", "grpo"))
+    algo: str = setting(
+        "exgrpo", "exgrpo, or grpo: the same loop without replay and retirement", choices=("exgrpo", "grpo")
+    )
     steps: int = setting(100, "training steps", paper=700)
     questions_per_step: int = setting(32, "B, questions a step", paper=128)
     group_size: int = setting(8, "K, trajectories a question", paper=8)
     replay_ratio: float = setting(0.5, "rho, the largest share of a step's questions that is replayed", paper=0.5)
-    start_threshold: float = setting(0.35, "delayed start: store and replay once a step's fresh success rate exceeds this; -1 starts at once", paper=0.35)
-    question_draw: str = setting("gaussian", "which questions to replay", paper="gaussian", choices=("gaussian", "uniform"))
-    draw_sigma: float = setting(1.0, "sigma of the question draw, in counts of successes; K makes it 1 in rates", paper=1.0)
-    trajectory_choice: str = setting("lowest", "which stored success to replay, by entropy under the current policy; none: ask the question again without one", paper="lowest", choices=("lowest", "random", "highest", "none"))
+    start_threshold: float = setting(
+        0.35,
+        "delayed start: store and replay once a step's fresh success rate exceeds this; -1 starts at once",
+        paper=0.35,
+    )
+    question_draw: str = setting(
+        "gaussian", "which questions to replay", paper="gaussian", choices=("gaussian", "uniform")
+    )
+    draw_sigma: float = setting(
+        1.0, "sigma of the question draw, in counts of successes; K makes it 1 in rates", paper=1.0
+    )
+    trajectory_choice: str = setting(
+        "lowest",
+        "which stored success to replay, by entropy under the current policy; none: ask the question again without one",
+        paper="lowest",
+        choices=("lowest", "random", "highest", "none"),
+    )
     max_per_question: int = setting(0, "most stored successes of one question, the newest; 0 keeps all", paper=0)
     retire: bool = setting(True, "never ask again what all K trajectories solved", paper=True)
     shaping: bool = setting(True, "shape the replayed weight, f(w) = w/(w+beta)", paper=True)
     beta: float = setting(0.1, "beta of the shaping", paper=0.1)
     importance_correction: bool = setting(True, "weigh replayed tokens by pi_theta/pi_past", paper=True)
     clip_range: float = setting(0.2, "epsilon of the PPO clip", paper=0.2)
-    clip_when_mixed: bool = setting(True, "clip fresh rows also once replay has started (the released code does not)", paper=False)
-    normalize_rows: bool = setting(True, "divide the loss by the number of rows as well as by L (the released code: by L alone)", paper=False)
+    clip_when_mixed: bool = setting(
+        True, "clip fresh rows also once replay has started (the released code does not)", paper=False
+    )
+    normalize_rows: bool = setting(
+        True, "divide the loss by the number of rows as well as by L (the released code: by L alone)", paper=False
+    )
     normalize_std: bool = setting(False, "divide advantages by the group's standard deviation", paper=False)
     entropy_coef: float = setting(0.0, "entropy bonus, times the mean entropy of the trained tokens", paper=0.001)
-    difficulty: str = setting("all", "learn only from groups in which at most a quarter succeeds (hard), at least three quarters do (easy), or between (medium): for studies", choices=("all", "hard", "medium", "easy"))
-    temperature: float = setting(1.0, "sampling temperature of rollouts; the trained distribution is the sampled one", paper=1.0)
+    difficulty: str = setting(
+        "all",
+        "learn only from groups in which at most a quarter succeeds (hard), at least three quarters do (easy), or between (medium): for studies",
+        choices=("all", "hard", "medium", "easy"),
+    )
+    temperature: float = setting(
+        1.0, "sampling temperature of rollouts; the trained distribution is the sampled one", paper=1.0
+    )
     max_prompt_length: int = setting(1024, "tokens; longer prompts are skipped and counted", paper=1024)
     max_response_length: int = setting(1024, "L, tokens; also the loss's constant length", paper=8192)
-    wrong_answers: float = setting(0.0, "share of the training questions whose answer is replaced by another question's: label noise, for studies")
-    out_of_reach: float = setting(0.0, "share of the toy's training questions replaced by sums of twice --toy-most-terms: too hard, for studies")
+    wrong_answers: float = setting(
+        0.0, "share of the training questions whose answer is replaced by another question's: label noise, for studies"
+    )
+    out_of_reach: float = setting(
+        0.0, "share of the toy's training questions replaced by sums of twice --toy-most-terms: too hard, for studies"
+    )
     # ---- optimisation
     updates_per_step: int = setting(1, "optimiser steps a batch, each on its share of the groups", paper=2)
     lr: float = setting(1e-6, "learning rate, constant", paper=1e-6)
@@ -72,20 +109,40 @@ class TrainConfig:
     grad_clip: float = setting(1.0, "largest gradient norm", paper=1.0)
     # ---- memory and speed
     device: str = setting("auto", "auto (CUDA, then MPS, then CPU), or a torch device")
-    dtype: str = setting("auto", "float32, or bfloat16: products in bf16 on fp32 weights, but bf16 weights with adamw16, adamw8bit or LoRA; auto: bfloat16 on CUDA", choices=("auto", "float32", "bfloat16"))
-    optimizer: str = setting("adamw", "adamw; adamw16: bf16 weights and moments, rounded stochastically; adamw8bit: bf16 weights, 8-bit moments (needs torchao)", choices=("adamw", "adamw16", "adamw8bit"))
-    lora_rank: int = setting(0, "train adapters of this rank on frozen weights, with about ten times the lr (needs peft); 0: train all weights")
-    sampler: str = setting("generate", "rollouts by HF generate, or by our own loop over tokens (decode.py): the same distribution, faster", choices=("generate", "loop"))
+    dtype: str = setting(
+        "auto",
+        "float32, or bfloat16: products in bf16 on fp32 weights, but bf16 weights with adamw16, adamw8bit or LoRA; auto: bfloat16 on CUDA",
+        choices=("auto", "float32", "bfloat16"),
+    )
+    optimizer: str = setting(
+        "adamw",
+        "adamw; adamw16: bf16 weights and moments, rounded stochastically; adamw8bit: bf16 weights, 8-bit moments (needs torchao)",
+        choices=("adamw", "adamw16", "adamw8bit"),
+    )
+    lora_rank: int = setting(
+        0,
+        "train adapters of this rank on frozen weights, with about ten times the lr (needs peft); 0: train all weights",
+    )
+    sampler: str = setting(
+        "generate",
+        "rollouts by HF generate, or by our own loop over tokens (decode.py): the same distribution, faster",
+        choices=("generate", "loop"),
+    )
     train_batch_tokens: int = setting(8192, "tokens, padding included, in one forward and backward")
     rollout_batch: int = setting(64, "sequences in one generate call")
     logits_megabytes: int = setting(256, "most megabytes of fp32 logits at a time")
     gradient_checkpointing: bool = setting(False, "recompute activations in backward: less memory, a third more time")
-    compile: bool = setting(False, "torch.compile the layers for updates: up to a minute at the start, then updates 8 % faster on two CPU cores, unmeasured on CUDA (needs a C++ compiler, there Triton)")
+    compile: bool = setting(
+        False,
+        "torch.compile the layers for updates: up to a minute at the start, then updates 8 % faster on two CPU cores, unmeasured on CUDA (needs a C++ compiler, there Triton)",
+    )
     threads: int = setting(0, "CPU threads; 0 leaves torch's choice")
     dry_run: bool = setting(False, "only print how much memory these settings take, and which to change")
     # ---- supervised warm-up
     warmup_steps: int = setting(0, "supervised steps before RL; 0 for none")
-    warmup_data: str = setting("", "demonstrations for the --warmup-steps of a real model: .jsonl of question and response")
+    warmup_data: str = setting(
+        "", "demonstrations for the --warmup-steps of a real model: .jsonl of question and response"
+    )
     warmup_batch: int = setting(64, "demonstrations a warm-up step")
     warmup_lr: float = setting(7e-6, "peak learning rate of the warm-up; with LoRA about ten times as much")
     warmup_cache: bool = setting(True, "reuse a toy policy that was warmed up with the same settings")
@@ -96,20 +153,34 @@ class TrainConfig:
     toy_largest: int = setting(9, "every term of a sum lies in 1..largest")
     toy_reasoning: float = setting(0.2, "share of the demonstrations that reason; the rest guess")
     toy_widest_guess: int = setting(0, "guesses are drawn from 1 to this; 0: from the sums that so many terms can have")
-    toy_demonstrations: int = setting(0, "different sums in the demonstrations, none of them held out; 0: the training questions")
-    toy_skill_steps: int = setting(0, "warm-up steps on reasoning alone, before the demonstrations that mostly guess: first the skill, then the bad habit")
+    toy_demonstrations: int = setting(
+        0, "different sums in the demonstrations, none of them held out; 0: the training questions"
+    )
+    toy_skill_steps: int = setting(
+        0,
+        "warm-up steps on reasoning alone, before the demonstrations that mostly guess: first the skill, then the bad habit",
+    )
     toy_skill_lr: float = setting(6e-3, "peak learning rate of those steps")
     toy_hidden: int = setting(96, "width of the toy policy")
     toy_layers: int = setting(3, "layers of the toy policy")
     # ---- the run
     seed: int = setting(0, "seed of everything random")
-    run: str = setting("", "run folder; empty: runs/<model>-<algo>-seed<seed>, with the preset's name if it is not the model's usual one")
+    run: str = setting(
+        "",
+        "run folder; empty: runs/<model>-<algo>-seed<seed>, with the preset's name if it is not the model's usual one",
+    )
     overwrite: bool = setting(False, "replace the run that is already in the run folder")
     eval_every: int = setting(20, "steps between evaluations on held-out questions; 0: only before and after")
     eval_samples: int = setting(1, "responses to each held-out question")
     eval_temperature: float = setting(0.6, "sampling temperature of evaluations", paper=0.6)
-    save_every: int = setting(0, "steps between checkpoints, the last step included; 0: only when interrupted, and at the end of a resumed run")
-    log_samples: int = setting(8, "trajectories of each step written to samples.jsonl, with the entropy of each token; -1 for all (of several processes the first one's)")
+    save_every: int = setting(
+        0,
+        "steps between checkpoints, the last step included; 0: only when interrupted, and at the end of a resumed run",
+    )
+    log_samples: int = setting(
+        8,
+        "trajectories of each step written to samples.jsonl, with the entropy of each token; -1 for all (of several processes the first one's)",
+    )
     resume: str = setting("", "run folder to go on with, at its last checkpoint")
 
 
@@ -118,30 +189,59 @@ class EvalConfig:
     """eval.py's settings; `python eval.py --help` prints them."""
 
     # ---- what to measure
-    model: str = setting("", "a run folder of train.py, a model folder, a hub id, or a short name such as Qwen2.5-Math-1.5B")
-    bench: str = setting("", "benchmarks, separated by commas: names, in-distribution, ood or all; empty: the run's own held-out questions")
-    data: str = setting("", "a .jsonl file with the questions, in place of the hub; or a folder with <benchmark>.jsonl files")
+    model: str = setting(
+        "", "a run folder of train.py, a model folder, a hub id, or a short name such as Qwen2.5-Math-1.5B"
+    )
+    bench: str = setting(
+        "",
+        "benchmarks, separated by commas: names, in-distribution, ood or all; empty: the run's own held-out questions",
+    )
+    data: str = setting(
+        "", "a .jsonl file with the questions, in place of the hub; or a folder with <benchmark>.jsonl files"
+    )
     limit: int = setting(0, "questions of each benchmark, drawn by --seed; 0: all")
-    samples: int = setting(0, "responses to each question; 0: as the benchmark is scored", paper="32 for AIME and AMC, else 1")
+    samples: int = setting(
+        0, "responses to each question; 0: as the benchmark is scored", paper="32 for AIME and AMC, else 1"
+    )
     k: str = setting("", "the k of pass@k and maj@k, separated by commas; empty: the number of samples")
-    shuffle_options: bool = setting(False, "shuffle the options of multiple-choice questions by --seed (GPQA's always are)")
+    shuffle_options: bool = setting(
+        False, "shuffle the options of multiple-choice questions by --seed (GPQA's always are)"
+    )
     # ---- how the policy answers
     temperature: float = setting(0.6, "sampling temperature; 0 is greedy", paper=0.6)
     top_p: float = setting(1.0, "nucleus sampling; 1 is off", paper=1.0)
-    max_new_tokens: int = setting(1024, "longest response in tokens; default for a run: its --max-response-length", paper=8192)
-    system_prompt: str = setting(SYSTEM_PROMPT, "system message of every prompt; default for a run: the run's; empty leaves it out")
+    max_new_tokens: int = setting(
+        1024, "longest response in tokens; default for a run: its --max-response-length", paper=8192
+    )
+    system_prompt: str = setting(
+        SYSTEM_PROMPT, "system message of every prompt; default for a run: the run's; empty leaves it out"
+    )
     seed: int = setting(0, "seed of sampling, of --limit and of --shuffle-options")
     # ---- memory and speed
     device: str = setting("auto", "auto (CUDA, then MPS, then CPU), or a torch device")
-    dtype: str = setting("auto", "weights: auto takes a run as it was trained, merged LoRA in float32; other models as they are stored on CUDA, elsewhere float32", choices=("auto", "float32", "bfloat16"))
-    sampler: str = setting("generate", "responses by HF generate, or by our own loop over tokens (decode.py): the same distribution, faster", choices=("generate", "loop"))
-    batch_tokens: int = setting(32768, "tokens in one batch, prompts and longest responses; halved when memory runs out")
+    dtype: str = setting(
+        "auto",
+        "weights: auto takes a run as it was trained, merged LoRA in float32; other models as they are stored on CUDA, elsewhere float32",
+        choices=("auto", "float32", "bfloat16"),
+    )
+    sampler: str = setting(
+        "generate",
+        "responses by HF generate, or by our own loop over tokens (decode.py): the same distribution, faster",
+        choices=("generate", "loop"),
+    )
+    batch_tokens: int = setting(
+        32768, "tokens in one batch, prompts and longest responses; halved when memory runs out"
+    )
     threads: int = setting(0, "CPU threads; 0 leaves torch's choice")
     # ---- what is kept
     out: str = setting("", "folder of generations.jsonl and results.json; empty: <run>/eval, or evals/<model>")
     overwrite: bool = setting(False, "generate anew what is already in that folder")
     regrade: bool = setting(False, "grade the folder's generations anew, without the model")
-    show: str = setting("", "page through the folder's generations, without the model", choices=("wrong", "truncated", "unparsable", "right"))
+    show: str = setting(
+        "",
+        "page through the folder's generations, without the model",
+        choices=("wrong", "truncated", "unparsable", "right"),
+    )
 
 
 # Sums of numbers up to 5 and a policy of 100k weights: what both presets for the toy start from.
@@ -202,7 +302,11 @@ def add_arguments(parser: argparse.ArgumentParser, config: type) -> None:
     types_of = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
         default, paper = field.default, field.metadata["paper"]
-        text = field.metadata["help"] + f" (default: {default!r}" + (f"; released run: {paper!r})" if paper is not None else ")")
+        text = (
+            field.metadata["help"]
+            + f" (default: {default!r}"
+            + (f"; released run: {paper!r})" if paper is not None else ")")
+        )
         options: dict[str, Any] = {"help": text.replace("%", "%%"), "default": argparse.SUPPRESS, "dest": field.name}
         if types_of[field.name] is bool:
             options["action"] = argparse.BooleanOptionalAction
@@ -246,7 +350,9 @@ def resolve_resumed(given: dict[str, Any]) -> TrainConfig:
     recorded = read_config(Path(folder))
     unknown = recorded.keys() - {field.name for field in dataclasses.fields(TrainConfig)}
     if unknown:
-        raise InputError(f"{folder}/config.json names settings that this version does not have: {', '.join(sorted(unknown))}")
+        raise InputError(
+            f"{folder}/config.json names settings that this version does not have: {', '.join(sorted(unknown))}"
+        )
     require_types(recorded, folder)
     changes = {name: value for name, value in given.items() if name in MAY_CHANGE}
     for name, value in given.items():
@@ -267,7 +373,9 @@ def resolve_resumed(given: dict[str, Any]) -> TrainConfig:
 
 def require_types(recorded: dict[str, Any], folder: str) -> None:
     """Raises InputError where a setting in a run's config.json has another type than it was written with."""
-    for name, default in to_dict(TrainConfig()).items():  # 1 for 1.0 is what JSON makes of it elsewhere; true is no number
+    for name, default in to_dict(
+        TrainConfig()
+    ).items():  # 1 for 1.0 is what JSON makes of it elsewhere; true is no number
         value = recorded.get(name, default)
         if type(value) is not type(default) and not (type(value) is int and type(default) is float):
             raise InputError(f"{folder}/config.json is damaged: {name} is {value!r}; put right what was changed in it")
@@ -299,17 +407,36 @@ def validate(config: TrainConfig) -> None:
     need(0 <= config.toy_reasoning <= 1, "toy_reasoning", "between 0 and 1")
     need(config.toy_widest_guess <= 99, "toy_widest_guess", "at most 99, the toy's largest number")
     most_terms = 99 // max(1, config.toy_largest)
-    need(config.toy_most_terms <= most_terms, "toy_most_terms", f"at most {most_terms}: the toy has no token for sums above 99")
+    need(
+        config.toy_most_terms <= most_terms,
+        "toy_most_terms",
+        f"at most {most_terms}: the toy has no token for sums above 99",
+    )
     need(0 <= config.wrong_answers <= 1, "wrong_answers", "between 0 and 1")
     need(0 <= config.out_of_reach <= 1, "out_of_reach", "between 0 and 1")
-    need(config.out_of_reach == 0 or not config.data and 2 * config.toy_most_terms <= most_terms, "out_of_reach", f"0 unless the questions are toy sums of at most {most_terms // 2} terms")
+    need(
+        config.out_of_reach == 0 or not config.data and 2 * config.toy_most_terms <= most_terms,
+        "out_of_reach",
+        f"0 unless the questions are toy sums of at most {most_terms // 2} terms",
+    )
     for name in (
         "questions_per_step", "updates_per_step", "max_prompt_length", "max_response_length", "train_batch_tokens",
         "rollout_batch", "logits_megabytes", "held_out", "eval_samples", "toy_questions", "toy_largest",
         "toy_hidden", "toy_layers", "warmup_batch",
     ):  # fmt: skip
         need(getattr(config, name) >= 1, name, "at least 1")
-    for name in ("lora_rank", "steps", "eval_every", "save_every", "warmup_steps", "toy_widest_guess", "toy_demonstrations", "toy_skill_steps", "max_per_question", "threads"):
+    for name in (
+        "lora_rank",
+        "steps",
+        "eval_every",
+        "save_every",
+        "warmup_steps",
+        "toy_widest_guess",
+        "toy_demonstrations",
+        "toy_skill_steps",
+        "max_per_question",
+        "threads",
+    ):
         need(getattr(config, name) >= 0, name, "0 or more")
     need(config.toy_hidden % 8 == 0, "toy_hidden", "a multiple of 8: the toy has four heads of an even size")
     need(config.threads <= 1024, "threads", "at most 1024")

@@ -9,7 +9,7 @@ from nano_exgrpo.tokens import Token
 from nano_exgrpo.tree import Node
 
 MAX_TOKENS = 1_500
-MAX_DEPTH = 30           # of nested brackets and arguments
+MAX_DEPTH = 30  # of nested brackets and arguments
 
 
 class ParseError(ValueError):
@@ -23,10 +23,10 @@ class Cursor:
     tokens: list[Token]
     at: int = 0
     depth: int = 0
-    bars: int = 0                # open absolute values: inside them "|" closes
+    bars: int = 0  # open absolute values: inside them "|" closes
     stop: list[str] = field(default_factory=list)
-    not_calls: set[int] = field(default_factory=set)   # parentheses tried as arguments and found to be a factor
-    may_close: bool = False      # in a tuple after a comma, where "[" may close an interval written as ]0, 1[
+    not_calls: set[int] = field(default_factory=set)  # parentheses tried as arguments and found to be a factor
+    may_close: bool = False  # in a tuple after a comma, where "[" may close an interval written as ]0, 1[
 
     @property
     def token(self) -> Token:

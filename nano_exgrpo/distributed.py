@@ -82,7 +82,9 @@ def shard(items: Sequence[T]) -> list[T]:
 def share_of(count: int, flag: str) -> int:
     """count / N. Raises InputError where the processes cannot share it evenly."""
     if count % world_size():
-        raise InputError(f"{flag} {count} cannot be shared by {world_size()} processes; make it a multiple of {world_size()}")
+        raise InputError(
+            f"{flag} {count} cannot be shared by {world_size()} processes; make it a multiple of {world_size()}"
+        )
     return count // world_size()
 
 

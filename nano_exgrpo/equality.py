@@ -19,13 +19,35 @@ from __future__ import annotations
 from nano_exgrpo.arithmetic import Undefined
 from nano_exgrpo.comparison import Comparison
 from nano_exgrpo.reals import FLIPPED, RealLine
-from nano_exgrpo.tree import (Based, Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, Sym, choose_signs, contents,
-                              count_signs, has_matrix, is_constant, is_label, is_word_label, letter_quantity,
-                              matrix_rows, same_function, show, substitute, symbols)
+from nano_exgrpo.tree import (
+    Based,
+    Matrix,
+    Node,
+    Num,
+    Op,
+    Quantity,
+    Ratio,
+    Rel,
+    Seq,
+    Sym,
+    choose_signs,
+    contents,
+    count_signs,
+    has_matrix,
+    is_constant,
+    is_label,
+    is_word_label,
+    letter_quantity,
+    matrix_rows,
+    same_function,
+    show,
+    substitute,
+    symbols,
+)
 from nano_exgrpo.units import DIMENSIONS
 
-BUDGET = 8_000              # work units of one verdict, some 5 microseconds each
-MAX_ITEMS = 64              # of a list or set
+BUDGET = 8_000  # work units of one verdict, some 5 microseconds each
+MAX_ITEMS = 64  # of a list or set
 PLUS_MINUS = {"pm", "mp"}
 
 
@@ -48,15 +70,15 @@ class Judge(Comparison):
     def equal(self, a: Node, b: Node) -> bool:
         """Whether `b` states the answer `a`."""
         (a, condition), (b, other) = map(self.conditional, (a, b))
-        if isinstance(condition, Rel) and isinstance(other, Rel):    # k pi, k in Z; n pi, n in Z
+        if isinstance(condition, Rel) and isinstance(other, Rel):  # k pi, k in Z; n pi, n in Z
             letters = [rel.terms[0].name if isinstance(rel.terms[0], Sym) else "" for rel in (condition, other)]
             b = substitute(b, {letters[1]: Sym(letters[0])}) if all(letters) and letters[0] not in symbols(b) else b
-        elif isinstance(condition, Sym) and condition != other:      # one more than the gold answer's is fine
+        elif isinstance(condition, Sym) and condition != other:  # one more than the gold answer's is fine
             return self.no("the condition differs")
         whole = a, b
         a, b = self.unwrapped(a), self.unwrapped(b)
         if isinstance(a, Quantity) and isinstance(b, Rel) or isinstance(a, Rel) and isinstance(b, Quantity):
-            return self.relations(a, b)                          # a unit behind a label counts, too
+            return self.relations(a, b)  # a unit behind a label counts, too
         if isinstance(a, Quantity) or isinstance(b, Quantity):
             return self.quantities(a, b)
         if (contents(a)[1] | contents(b)[1]) & PLUS_MINUS:
@@ -65,7 +87,7 @@ class Judge(Comparison):
             return True
         if self.line.is_real_set(a) or self.line.is_real_set(b):
             sets = self.line.real_set(a), self.line.real_set(b)
-            if isinstance(b, Op):                                # {3} against {2, 3} cap {3, 4}
+            if isinstance(b, Op):  # {3} against {2, 3} cap {3, 4}
                 sets = sets[0] or self.line.finite(whole[0]), sets[1]
             if isinstance(a, Op):
                 sets = sets[0], sets[1] or self.line.finite(whole[1])
@@ -97,14 +119,14 @@ class Judge(Comparison):
     # -- units
 
     def quantities(self, a: Node, b: Node) -> bool:
-        a, b = (n if isinstance(n, Quantity) else letter_quantity(n) or n for n in (a, b))      # 5 cm against 5m
+        a, b = (n if isinstance(n, Quantity) else letter_quantity(n) or n for n in (a, b))  # 5 cm against 5m
         (a, unit_a), (b, unit_b) = ((n.value, n.unit) if isinstance(n, Quantity) else (n, None) for n in (a, b))
         if unit_a and unit_b and unit_a.conflicts(unit_b):
             return self.no("the units conflict")
         for unit, value, angle in ((unit_a, a, b), (unit_b, b, a)):
             dimension = unit.dims[0][0] if unit and unit.dims else ""
             if dimension in ("am", "pm") and isinstance(a, Ratio) and isinstance(b, Ratio):
-                return a == b or self.no("different times")     # times of a day are not proportional
+                return a == b or self.no("different times")  # times of a day are not proportional
             if isinstance(angle, Op) and angle.head == "degree" and dimension in DIMENSIONS - {"celsius", "fahrenheit"}:
                 return dimension == "radian" and self.scalars(value, Op("radians", angle.args)) or self.no("an angle")
         if unit_a and unit_b and (size := unit_a.converted(unit_b)) != 1:
@@ -136,7 +158,7 @@ class Judge(Comparison):
             raise Undefined("too many plus-minus signs")
         if "mp" in heads:
             return Seq("list", [choose_signs(node, [sign], together=True) for sign in (1, -1)])
-        variants = [[1 - 2 * (bits >> k & 1) for k in range(count)] for bits in range(2 ** count)]
+        variants = [[1 - 2 * (bits >> k & 1) for k in range(count)] for bits in range(2**count)]
         return Seq("list", [choose_signs(node, signs, together=False) for signs in variants])
 
     # -- relations
@@ -145,8 +167,12 @@ class Judge(Comparison):
         if isinstance(a, Rel) and isinstance(b, Rel):
             return False
         rel, other, gold_first = (a, b, True) if isinstance(a, Rel) else (b, a, False)
-        if set(rel.ops) <= {"="} and isinstance(rel.terms[0], Seq) and isinstance(rel.terms[-1], Seq) and (
-                isinstance(other, Seq) and other.kind == "list" and all(isinstance(i, Rel) for i in other.items)):
+        if (
+            set(rel.ops) <= {"="}
+            and isinstance(rel.terms[0], Seq)
+            and isinstance(rel.terms[-1], Seq)
+            and (isinstance(other, Seq) and other.kind == "list" and all(isinstance(i, Rel) for i in other.items))
+        ):
             named = [Rel([x, y], ["="]) for x, y in zip(rel.terms[0].items, rel.terms[-1].items)]
             return self.equal(Seq("list", named), other)
         label, value = self.unlabel(rel)
@@ -186,14 +212,19 @@ class Judge(Comparison):
                     return True
                 renamed = same_function(label_a, label_b)
                 if renamed:
-                    captured = {x.name for x in renamed.values()} & (symbols(value_b) - set(renamed))    # f(m) = n
+                    captured = {x.name for x in renamed.values()} & (symbols(value_b) - set(renamed))  # f(m) = n
                     return not captured and self.equal(value_a, substitute(value_b, renamed))
-        if a.ops == b.ops == ["==", "mod"] and self.equal(a.terms[0], b.terms[0]) and self.equal(a.terms[2], b.terms[2]):
+        if (
+            a.ops == b.ops == ["==", "mod"]
+            and self.equal(a.terms[0], b.terms[0])
+            and self.equal(a.terms[2], b.terms[2])
+        ):
             return self.congruent(a.terms[1], b.terms[1], a.terms[2])
         if a.ops == b.ops and len(a.terms) == len(b.terms) and all(map(self.equal, a.terms, b.terms)):
             return bool(set(a.ops) - {"="}) or self.is_equation(a)
         if [FLIPPED.get(op) for op in reversed(a.ops)] == b.ops and all(
-                self.equal(x, y) for x, y in zip(reversed(a.terms), b.terms)):
+            self.equal(x, y) for x, y in zip(reversed(a.terms), b.terms)
+        ):
             return True
         if len(a.terms) == len(b.terms) == 2 and a.ops[0] in FLIPPED and b.ops[0] in FLIPPED:
             ratio = self.proportion(a, b)
@@ -240,7 +271,7 @@ class Judge(Comparison):
         ordered = sorted(parts, key=lambda part: str(part[0]))
         letters = [ord(label.name[0]) if isinstance(label, Sym) else 0 for label, _ in ordered]
         orders = [[value for _, value in ordered]]
-        if letters != list(range(letters[0], letters[0] + len(letters))):      # x, y, z have an order of their own
+        if letters != list(range(letters[0], letters[0] + len(letters))):  # x, y, z have an order of their own
             orders.append([value for _, value in parts])
         for order in orders:
             pairs = zip(order, entries.items) if flip else zip(entries.items, order)
@@ -287,10 +318,10 @@ class Judge(Comparison):
         rows = []
         for node in (a, b):
             if isinstance(node, Seq) and node.kind == "tuple" and node.ends in ("()", "[]"):
-                nested = all(isinstance(row, Seq) and row.kind == "tuple" for row in node.items)    # [[1, 2], [3, 4]]
+                nested = all(isinstance(row, Seq) and row.kind == "tuple" for row in node.items)  # [[1, 2], [3, 4]]
                 node = Matrix([item.items if nested else [item] for item in node.items])
             rows.append(matrix_rows(node))
-        if isinstance(a, Seq) or isinstance(b, Seq):                 # a vector written as a tuple: row or column
+        if isinstance(a, Seq) or isinstance(b, Seq):  # a vector written as a tuple: row or column
             rows = [[[cell] for cell in r[0]] if r and len(r) == 1 else r for r in rows]
         if not all(rows) or [len(r) for r in rows[0]] != [len(r) for r in rows[1]]:
             return self.no("matrices of different shape")

@@ -109,7 +109,9 @@ def generate_batches(
 @contextmanager
 def random_state_kept(device: torch.device) -> Iterator[None]:
     """Whatever is seeded and drawn inside, the CPU's and the device's random numbers go on afterwards as if it had not been."""
-    metal = torch.mps.get_rng_state() if device.type == "mps" else None  # fork_rng knows no MPS, which manual_seed seeds too
+    metal = (
+        torch.mps.get_rng_state() if device.type == "mps" else None
+    )  # fork_rng knows no MPS, which manual_seed seeds too
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             yield

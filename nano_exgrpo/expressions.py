@@ -21,9 +21,21 @@ from nano_exgrpo.cursor import MAX_TOKENS, ParseError
 from nano_exgrpo.tokens import Token, split_word
 from nano_exgrpo.tree import TRANSPOSED, Based, Node, Num, Op, Seq, Sym
 
-CALLED = set("fghFG")                    # letters that name functions: f(x) is never f times x
-BASE_WORDS = dict(two="2", three="3", four="4", five="5", six="6", seven="7", eight="8", nine="9", ten="10",
-                  eleven="11", twelve="12", sixteen="16")
+CALLED = set("fghFG")  # letters that name functions: f(x) is never f times x
+BASE_WORDS = dict(
+    two="2",
+    three="3",
+    four="4",
+    five="5",
+    six="6",
+    seven="7",
+    eight="8",
+    nine="9",
+    ten="10",
+    eleven="11",
+    twelve="12",
+    sixteen="16",
+)
 
 
 class ExpressionParser(CommandParser):
@@ -39,7 +51,7 @@ class ExpressionParser(CommandParser):
             if sign != "+":
                 term = Op({"-": "neg"}.get(sign, sign), (term,))
             node = Op("+", (*node.args, term) if isinstance(node, Op) and node.head == "+" else (node, term))
-        if self.command() == "over":                            # {1 \over 3}, 1\over3
+        if self.command() == "over":  # {1 \over 3}, 1\over3
             self.at += 1
             node = Op("/", (node, self.nested(self.sum, self.bars)))
         return node
@@ -112,7 +124,7 @@ class ExpressionParser(CommandParser):
             elif exponent in TRANSPOSED and isinstance(base, Seq) and base.kind == "tuple":
                 base = transposed(base)
             else:
-                if isinstance(base, Sym) and self.sign() == "_":        # x^2_1 is x_1^2
+                if isinstance(base, Sym) and self.sign() == "_":  # x^2_1 is x_1^2
                     base = self.subscript(base)
                 base = Op("^", (base, exponent))
             base = self.suffixes(base)
@@ -124,7 +136,7 @@ class ExpressionParser(CommandParser):
         if self.sign() in ("+", "-", "pm", "mp"):
             return self.nested(self.signed)
         exponent = self.argument(whole_number=True)
-        if self.accept("^"):                                    # 2**3**2
+        if self.accept("^"):  # 2**3**2
             exponent = Op("^", (exponent, self.nested(self.exponent)))
         return exponent
 
@@ -145,10 +157,10 @@ class ExpressionParser(CommandParser):
         token = self.token
         if token.kind == "num" and not whole_number and token.text.isdigit() and len(token.text) > 1:
             parts = token.text[0], token.text[1:]
-            self.tokens[self.at:self.at + 1] = [Token("num", digits, Fraction(int(digits))) for digits in parts]
+            self.tokens[self.at : self.at + 1] = [Token("num", digits, Fraction(int(digits))) for digits in parts]
             self.at += 1
             return Num(Fraction(int(parts[0])))
-        if token.kind == "num":                                 # never the whole of a mixed number: 10^2\frac12
+        if token.kind == "num":  # never the whole of a mixed number: 10^2\frac12
             self.at += 1
             return Num(token.value, token.digits)
         return self.nested(self.atom)
@@ -160,7 +172,7 @@ class ExpressionParser(CommandParser):
             elif self.accept("%"):
                 node = Op("percent", (node,))
             elif self.sign() == "deg" and self.tokens[self.at + 1].text in ("C", "F"):
-                return node                                     # a unit
+                return node  # a unit
             elif self.accept("deg"):
                 node = Op("degree", (node,))
             elif self.accept("'"):
@@ -186,16 +198,19 @@ class ExpressionParser(CommandParser):
             self.at += 1
             return self.call(Sym(f"{node.name}_{self.tokens[self.at - 1].text}"))
         start, words = self.at + 1, []
-        if self.accept("{"):                                    # x_{max}, a_{ij}, v_{+}: part of the name
-            while self.token.kind in ("text", "word", "roman", "name", "num", "cmd") or self.sign() == "," or (
-                    not words and self.sign() in ("+", "-", "*")):
+        if self.accept("{"):  # x_{max}, a_{ij}, v_{+}: part of the name
+            while (
+                self.token.kind in ("text", "word", "roman", "name", "num", "cmd")
+                or self.sign() == ","
+                or (not words and self.sign() in ("+", "-", "*"))
+            ):
                 words.append(self.token.text)
                 self.at += 1
             single = self.at == start + 1 and self.tokens[start].kind in ("name", "num", "roman")
             if words and not single and self.accept("}"):
                 return self.call(Sym(f"{node.name}_{''.join(words)}"))
             self.at = start - 1
-        return self.call(Op("sub", (node, self.argument(whole_number=True))))   # a_n, a_{n+1}: a function of n
+        return self.call(Op("sub", (node, self.argument(whole_number=True))))  # a_n, a_{n+1}: a function of n
 
     def base(self) -> str:
         braced = self.accept("{")
@@ -270,7 +285,7 @@ class ExpressionParser(CommandParser):
 
     def split(self) -> None:
         """Replace a run of bare letters by its letters and the functions in it: `xsin` -> x, sin."""
-        self.tokens[self.at:self.at + 1] = split_word(self.token.text)
+        self.tokens[self.at : self.at + 1] = split_word(self.token.text)
         if len(self.tokens) > MAX_TOKENS:
             raise ParseError(f"longer than {MAX_TOKENS} tokens")
 
@@ -279,7 +294,7 @@ class ExpressionParser(CommandParser):
         whole, at = Num(token.value, token.digits), self.at
         if not token.text.isdigit():
             return whole
-        top, slash, bottom = [*self.tokens[at:at + 3], self.tokens[-1], self.tokens[-1]][:3]
+        top, slash, bottom = [*self.tokens[at : at + 3], self.tokens[-1], self.tokens[-1]][:3]
         if top.text.isdigit() and slash.text == "/" and bottom.text.isdigit() and 0 < top.value < bottom.value:
             self.at += 3
             return Op("mixed", (whole, Num(top.value / bottom.value)))

@@ -181,8 +181,7 @@ def bucket_panel(rows: list[Row], group_size: int) -> str:
     """Questions in the buffer by their latest number of successes, stacked, and retired ones on top, over steps."""
     ks = range(1, group_size)
     counts = [
-        [float((row.get("buffer/buckets") or {}).get(str(k), 0)) for k in ks]
-        + [float(row.get("buffer/retired") or 0)]
+        [float((row.get("buffer/buckets") or {}).get(str(k), 0)) for k in ks] + [float(row.get("buffer/retired") or 0)]
         for row in rows
     ]
     steps = [float(row["step"]) for row in rows]
@@ -278,7 +277,9 @@ def trajectory(row: Row, scale: float, earlier: list[Row]) -> str:
     note = ""
     if row["replayed"]:
         born = next((e for e in earlier if e.get("tokens") == row.get("tokens") and not e["replayed"]), None)
-        others = sorted({(e["step"], e["entropy"]) for e in earlier if e.get("tokens") != row.get("tokens") and not e["replayed"]})
+        others = sorted(
+            {(e["step"], e["entropy"]) for e in earlier if e.get("tokens") != row.get("tokens") and not e["replayed"]}
+        )
         note = (
             f"<br><small>generated in step {born['step']}, entropy then {born['entropy']:.3f}"
             if born
@@ -309,9 +310,7 @@ def sample_section(samples: list[Row], count: int) -> str:
         if row["reward"] > 0:
             successes.setdefault(str(row["question"]), []).append(row)
     shown = pick_groups(groups, count)
-    legend = "".join(
-        f'<span class="token" style="--a:{0.75 * a / 4:.2f}">{a / 4 * scale:.2f}</span>' for a in range(5)
-    )
+    legend = "".join(f'<span class="token" style="--a:{0.75 * a / 4:.2f}">{a / 4 * scale:.2f}</span>' for a in range(5))
     parts = [
         f"<p class=ink>{len(shown)} of {len(groups)} logged groups, spread over the run. Each token's background is the "
         f'entropy, in nats, of the distribution it was drawn from: <span class="text">{legend}</span>. A replayed row '
@@ -370,8 +369,7 @@ def build_page(folders: Sequence[Path], *, most_groups: int = 40) -> str:
     count = rows[-1].get("buffer/retired") or 0
     prompts = {str(row["question"]): row.get("prompt", "") for row in samples}
     table = "".join(
-        f"<tr><td>{step}</td><td>{escape(id)}</td><td>{escape(prompts[id])}</td></tr>"
-        for id, step in retired.items()
+        f"<tr><td>{step}</td><td>{escape(id)}</td><td>{escape(prompts[id])}</td></tr>" for id, step in retired.items()
     )
     if retired:
         head = "<tr><th>step</th><th>question</th><th>prompt</th></tr>"
@@ -395,9 +393,7 @@ def build_page(folders: Sequence[Path], *, most_groups: int = 40) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("nano_exgrpo.htmlreport", description="Write a run's report.html.")
-    parser.add_argument(
-        "runs", nargs="+", type=Path, help="the run's folder; then others to compare its curves with"
-    )
+    parser.add_argument("runs", nargs="+", type=Path, help="the run's folder; then others to compare its curves with")
     parser.add_argument("--groups", type=int, default=40, help="most groups of trajectories to show (default 40)")
     parser.add_argument("--out", type=Path, help="the file to write (default: report.html in the run's folder)")
     options = parser.parse_args(argv)
@@ -410,7 +406,10 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except (KeyError, TypeError) as error:
         files = f"metrics.jsonl or samples.jsonl of {', '.join(map(str, options.runs))}"
-        print(f"htmlreport: a row of {files} is not as train.py writes it ({error!r}); put right what was changed in it", file=sys.stderr)
+        print(
+            f"htmlreport: a row of {files} is not as train.py writes it ({error!r}); put right what was changed in it",
+            file=sys.stderr,
+        )
         return 2
     except OSError as error:
         print(

@@ -33,11 +33,15 @@ from nano_exgrpo.units import Unit, parse_unit
 if TYPE_CHECKING:
     import sympy
 
-MAX_HEIGHT = 80          # of the tree
+MAX_HEIGHT = 80  # of the tree
 QUALIFIERS = {"for", "where", "with"}
-MULTIPLES = dict(dozen=12, hundred=100, thousand=1_000, lakh=10 ** 5, million=10 ** 6, crore=10 ** 7, billion=10 ** 9,
-                 trillion=10 ** 12)
-MULTIPLES |= {f"{part}s": Fraction(1, n) for n, part in enumerate("third fourth fifth sixth seventh eighth ninth tenth".split(), 3)}
+MULTIPLES = dict(
+    dozen=12, hundred=100, thousand=1_000, lakh=10**5, million=10**6, crore=10**7, billion=10**9, trillion=10**12
+)
+MULTIPLES |= {
+    f"{part}s": Fraction(1, n)
+    for n, part in enumerate("third fourth fifth sixth seventh eighth ninth tenth".split(), 3)
+}
 MULTIPLES |= dict(halves=Fraction(1, 2), hundredths=Fraction(1, 100), thousandths=Fraction(1, 1000))
 RELATIONS = {"=", "<", ">", "<=", ">=", "!=", "~=", "==", "->", "=>", "in", "notin"}
 CURRENCIES = {"$", "€", "£", "¥", "usd", "eur", "rs", "inr"}
@@ -46,15 +50,38 @@ MATRICES = set("pmatrix bmatrix vmatrix Bmatrix Vmatrix matrix smallmatrix array
 ROWS = set("cases aligned align gathered split".split())
 NEGATING = {"not", "wrong", "incorrect", "never", "except", "anything"}
 PHRASES = {
-    **dict.fromkeys(["all real numbers", "all reals", "real numbers", "the real numbers", "the set of all reals",
-                     "the set of all real numbers",
-                     "the set of real numbers", "any real number", "all real values"], Op("reals")),
+    **dict.fromkeys(
+        [
+            "all real numbers",
+            "all reals",
+            "real numbers",
+            "the real numbers",
+            "the set of all reals",
+            "the set of all real numbers",
+            "the set of real numbers",
+            "any real number",
+            "all real values",
+        ],
+        Op("reals"),
+    ),
     **dict.fromkeys(["all positive real numbers", "all positive reals", "positive real numbers"], POSITIVE),
     **dict.fromkeys(["all negative real numbers", "all negative reals", "negative real numbers"], NEGATIVE),
-    **dict.fromkeys(["no solution", "no solutions", "no real solution", "no real solutions", "there is no solution",
-                     "there are no solutions", "empty set", "the empty set"], Seq("set", [])),
-    **dict.fromkeys(["infinity", "infinite", "infinitely many", "infinitely many solutions", "positive infinity"],
-                    Op("inf")),
+    **dict.fromkeys(
+        [
+            "no solution",
+            "no solutions",
+            "no real solution",
+            "no real solutions",
+            "there is no solution",
+            "there are no solutions",
+            "empty set",
+            "the empty set",
+        ],
+        Seq("set", []),
+    ),
+    **dict.fromkeys(
+        ["infinity", "infinite", "infinitely many", "infinitely many solutions", "positive infinity"], Op("inf")
+    ),
 }
 
 
@@ -78,7 +105,7 @@ def parse_latex(text: str) -> sympy.Basic:
     Raises:
         ParseError: the text does not parse, or sympy has no such object of bounded size.
     """
-    from nano_exgrpo.sympy_form import to_sympy                # sympy takes a moment to import
+    from nano_exgrpo.sympy_form import to_sympy  # sympy takes a moment to import
 
     return to_sympy(parse(text))
 
@@ -104,7 +131,7 @@ class Parser(ExpressionParser):
         node = self.answer()
         condition = self.qualifier()
         if isinstance(condition, Rel) and isinstance(node, Rel) and set(node.ops) & INEQUALITIES:
-            node = Op("builder", (condition, node))             # 1 < x < 4, x in Z: no interval
+            node = Op("builder", (condition, node))  # 1 < x < 4, x in Z: no interval
         elif condition is not None:
             node = Op("where", (node, condition))
         if self.token.kind != "end":
@@ -119,18 +146,18 @@ class Parser(ExpressionParser):
             sign = self.accept(",", ";", "and", "or")
             if not sign:
                 break
-            while self.accept("and", "or"):                   # ", and"
+            while self.accept("and", "or"):  # ", and"
                 sign = "or" if self.tokens[self.at - 1].text == "or" else sign
             seen.add(sign)
             if sign == ";":
                 groups.append(items)
                 items = []
             items.append(self.clause())
-        if groups and "," in seen:                             # p=5,q=2; p=7,q=2
+        if groups and "," in seen:  # p=5,q=2; p=7,q=2
             return Seq("list", [Seq("tuple", group) if len(group) > 1 else group[0] for group in [*groups, items]])
         items = [item for group in [*groups, items] for item in group]
         first = items[0]
-        if isinstance(first, Rel) and first.ops == ["!="]:       # x != 1, -1
+        if isinstance(first, Rel) and first.ops == ["!="]:  # x != 1, -1
             items = [item if isinstance(item, Rel) else Rel([first.terms[0], item], ["!="]) for item in items]
         return Seq("or" if "or" in seen else "list", items) if len(items) > 1 else items[0]
 
@@ -140,9 +167,11 @@ class Parser(ExpressionParser):
         while self.sign() == "," or self.sign() == "(":
             self.at += 1
         if self.token.text in QUALIFIERS and self.token.kind in ("text", "word"):
-            word, *rest = self.tokens[self.at:]
+            word, *rest = self.tokens[self.at :]
             texts = [token.text for token in rest]
-            values = [token for token, before in zip(rest[1:], texts) if token.kind == "num" and before in (",", ";", "or")]
+            values = [
+                token for token, before in zip(rest[1:], texts) if token.kind == "num" and before in (",", ";", "or")
+            ]
             if {*texts} & (QUALIFIERS | {"otherwise", "else"}) or values and not {*texts} & RELATIONS:
                 raise ParseError("several cases")
             self.at = len(self.tokens) - 1
@@ -150,7 +179,7 @@ class Parser(ExpressionParser):
         start = self.at
         while self.token.kind == "name" or self.sign() == ",":
             self.at += 1
-        names = [Sym(token.text) for token in self.tokens[start:self.at] if token.kind == "name"]
+        names = [Sym(token.text) for token in self.tokens[start : self.at] if token.kind == "name"]
         if names and self.accept("in") and is_number_set(self.token):
             numbers = self.token.text
             self.at += 1
@@ -168,13 +197,13 @@ class Parser(ExpressionParser):
         return self.tokens[at].text == "in" and is_number_set(self.tokens[at + 1])
 
     def clause(self) -> Node:
-        if self.accept("~=", "="):                             # "≈ 5", "= 5"
+        if self.accept("~=", "="):  # "≈ 5", "= 5"
             return self.clause()
         terms, ops = [self.ratio()], []
         while (sign := self.sign()) in RELATIONS:
             self.at += 1
             if sign == "~=" and ops[-1:] != ["~="] and not (len(terms) == 1 and isinstance(terms[0], Sym)):
-                self.ratio()                                   # "exact ≈ rounded": the exact value is the answer
+                self.ratio()  # "exact ≈ rounded": the exact value is the answer
                 while self.accept("~=", "="):
                     self.ratio()
                 break
@@ -182,7 +211,7 @@ class Parser(ExpressionParser):
             terms.append(self.ratio())
         if not ops:
             return terms[0]
-        if ops[-1] == "==" and isinstance(terms[-1], Op) and terms[-1].head == "mod":     # n = 1 mod 4
+        if ops[-1] == "==" and isinstance(terms[-1], Op) and terms[-1].head == "mod":  # n = 1 mod 4
             terms[-1:] = terms[-1].args
             ops.append("mod")
         elif ops[-1] == "==" and self.command() in ("pmod", "mod", "bmod") or self.sign() == "(" and "==" in ops:
@@ -207,7 +236,7 @@ class Parser(ExpressionParser):
             minutes = self.token.text
             parts.append(self.set())
             if len(minutes) == 2 and minutes[0] == "0" and parts[-1] == Num(Fraction(int(minutes))):
-                parts[-1] = Sym(f"clock {minutes}")             # 3:05 is no ratio
+                parts[-1] = Sym(f"clock {minutes}")  # 3:05 is no ratio
         if len(parts) == 1:
             return parts[0]
         unit = parts[-1].unit if isinstance(parts[-1], Quantity) else None
@@ -219,7 +248,7 @@ class Parser(ExpressionParser):
         node = self.quantity()
         while (sign := self.accept("cup", "cap", "setminus")) or self.words("except"):
             other = self.quantity() if sign else self.clause()
-            if not sign:                                        # all real numbers except x = 2
+            if not sign:  # all real numbers except x = 2
                 other = Seq("set", [other.terms[-1] if isinstance(other, Rel) else other])
             node = Op(sign or "setminus", (node, other))
         return node
@@ -228,12 +257,12 @@ class Parser(ExpressionParser):
         if self.accept("..."):
             return Op("...")
         ahead = self.tokens[self.at + (self.sign() == "-")]
-        if ahead.kind == "text" and ahead.text in CURRENCIES:   # $5, -$5, Rs. 5
+        if ahead.kind == "text" and ahead.text in CURRENCIES:  # $5, -$5, Rs. 5
             negative = self.accept("-")
             self.at += 1
             self.accept(".")
             value = self.multiple(self.sum())
-            self.unit()                                         # $5 per hour
+            self.unit()  # $5 per hour
             return Quantity(Op("neg", (value,)) if negative else value, Unit.named(ahead.text))
         node = self.multiple(self.sum())
         unit = self.unit()
@@ -266,12 +295,12 @@ class Parser(ExpressionParser):
 
     def unit(self) -> Unit | None:
         """A unit that ends its clause, in brackets or not; None, and nothing read, if what follows is not one."""
-        bracket = {"(": ")", "[": "]"}.get(self.sign())         # 5 (cm)
+        bracket = {"(": ")", "[": "]"}.get(self.sign())  # 5 (cm)
         found = parse_unit(self.tokens, self.at + bool(bracket))
         if found is None:
             return None
         unit, after = found
-        if bracket:                                             # but no factor: 5 (cm), not a (m)
+        if bracket:  # but no factor: 5 (cm), not a (m)
             if self.tokens[after].text != bracket or self.tokens[self.at - 1].kind != "num":
                 return None
             after += 1
@@ -334,7 +363,7 @@ class Parser(ExpressionParser):
             self.bars -= 1
             if isinstance(element, Rel) and element.ops == ["in"] and element.terms[1] == Op("reals"):
                 element = element.terms[0]
-            if not isinstance(element, Sym):                     # {2x | x > 2}, {n in Z | n > 5}: no interval
+            if not isinstance(element, Sym):  # {2x | x > 2}, {n in Z | n > 5}: no interval
                 node = Op("builder", (element, node))
         self.stop.pop()
         self.expect(r"\}")
@@ -345,8 +374,8 @@ class Parser(ExpressionParser):
     def environment(self, name: str) -> Node:
         if name not in MATRICES | ROWS:
             raise ParseError(f"unknown environment {name}")
-        if name in ROWS - {"cases"}:                            # x &= 5: the sign only aligns
-            self.tokens[self.at:] = [token for token in self.tokens[self.at:] if token.text != "&"]
+        if name in ROWS - {"cases"}:  # x &= 5: the sign only aligns
+            self.tokens[self.at :] = [token for token in self.tokens[self.at :] if token.text != "&"]
         rows: list[list] = [[]]
         while self.command() != f"end {name}":
             if self.accept("\\\\"):

@@ -40,7 +40,9 @@ def group_advantages(rewards: Tensor, *, normalize_std: bool = False) -> Tensor:
     [[0.5, -0.5, -0.5, 0.5], [0.0, 0.0, 0.0, 0.0]]
     """
     if rewards.dim() != 2 or rewards.shape[1] < 2:
-        raise ValueError(f"rewards must be [groups, K] with K >= 2, got {tuple(rewards.shape)}: a group of one has no mean to differ from")
+        raise ValueError(
+            f"rewards must be [groups, K] with K >= 2, got {tuple(rewards.shape)}: a group of one has no mean to differ from"
+        )
     if not torch.isfinite(rewards).all():
         raise ValueError("every reward must be finite; the checker returned NaN or infinity")
     advantages = rewards - rewards.mean(1, keepdim=True)  # [G, K]

@@ -66,14 +66,14 @@ def load_shape(name: str) -> ModelShape:
     try:
         config = AutoConfig.from_pretrained(resolve_model_name(name))
     except (OSError, ValueError) as error:
-        raise InputError(f"the configuration of model {name} could not be read: {str(error).strip().splitlines()[0]}") from None
+        raise InputError(
+            f"the configuration of model {name} could not be read: {str(error).strip().splitlines()[0]}"
+        ) from None
     with torch.device("meta"):
         return shape_of(AutoModelForCausalLM.from_config(config))
 
 
-def estimate(
-    shape: ModelShape, config: TrainConfig, device: torch.device, world_size: int = 1
-) -> dict[str, float]:
+def estimate(shape: ModelShape, config: TrainConfig, device: torch.device, world_size: int = 1) -> dict[str, float]:
     """Bytes on each device: weights, optimiser, gradients, bf16 copies, activations, logits, KV cache, overhead,
     "update" and "rollout" (everything that is held in that phase) and "total", the larger of the two."""
     dtype, autocast = resolve_dtypes(config.dtype, config.optimizer, config.lora_rank, device)
@@ -202,14 +202,18 @@ def fit_table(shape: ModelShape, config: TrainConfig, device: torch.device, worl
             f"will not start: --max-response-length {config.max_response_length} leaves no room for a prompt in the model's context of {shape.context} tokens"
         )
     elif room < config.max_prompt_length:
-        lines.append(f"will skip prompts longer than {room} tokens: with the response they exceed the model's context of {shape.context} tokens")
+        lines.append(
+            f"will skip prompts longer than {room} tokens: with the response they exceed the model's context of {shape.context} tokens"
+        )
     capacity = device_memory(device)
     if capacity:
         flags, reached = suggest(shape, config, device, 0.95 * capacity, world_size)
         if found["total"] <= 0.95 * capacity:
             lines.append(f"fits this device's {capacity / 1e9:.1f} GB")
         elif reached <= 0.95 * capacity:
-            lines.append(f"too much for this device's {capacity / 1e9:.1f} GB; {reached / 1e9:.1f} GB with {' '.join(flags)}")
+            lines.append(
+                f"too much for this device's {capacity / 1e9:.1f} GB; {reached / 1e9:.1f} GB with {' '.join(flags)}"
+            )
         else:
             lines.append(f"too much for this device's {capacity / 1e9:.1f} GB, and still {reached / 1e9:.1f} GB with")
             lines.append(f"{' '.join(flags)}; take a smaller model or a larger device")

@@ -119,7 +119,12 @@ def choose_samples(groups: Sequence[Sequence[Trajectory]], count: int) -> list[T
 def eval_metrics(rewards: list[list[float]]) -> dict[str, Any]:
     """rewards: of each question's samples."""
     accuracy = accuracy_interval(rewards)
-    return {"eval/accuracy": accuracy.value, "eval/low": accuracy.low, "eval/high": accuracy.high, "eval/questions": len(rewards)}
+    return {
+        "eval/accuracy": accuracy.value,
+        "eval/low": accuracy.low,
+        "eval/high": accuracy.high,
+        "eval/questions": len(rewards),
+    }
 
 
 def summary(run: Path, config: TrainConfig) -> str:
@@ -142,11 +147,17 @@ def summary(run: Path, config: TrainConfig) -> str:
     other = "grpo" if config.algo == "exgrpo" else "exgrpo"
     if config.model == "toy":
         preset = "" if config.preset == "toy" else f" --preset {config.preset}"
-        lines.append(f"try next  python train.py{preset} --algo {other}   python eval.py --model {run}, then the same with --show wrong")
+        lines.append(
+            f"try next  python train.py{preset} --algo {other}   python eval.py --model {run}, then the same with --show wrong"
+        )
     else:
-        lines.append(f"try next  python eval.py --model {run} --bench gsm8k   python train.py --resume {run} --steps {2 * config.steps}")
+        lines.append(
+            f"try next  python eval.py --model {run} --bench gsm8k   python train.py --resume {run} --steps {2 * config.steps}"
+        )
         if not list_checkpoints(run):
-            lines[-1] = f"try next  python eval.py --model {run} --bench gsm8k   more --steps, with --save-every to go on later"
+            lines[-1] = (
+                f"try next  python eval.py --model {run} --bench gsm8k   more --steps, with --save-every to go on later"
+            )
     return "\n".join(lines)
 
 

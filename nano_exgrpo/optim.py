@@ -27,7 +27,9 @@ from nano_exgrpo.distributed import world_size
 from nano_exgrpo.questions import InputError
 
 
-def resolve_dtypes(dtype: str, optimizer: str, lora_rank: int, device: torch.device) -> tuple[torch.dtype, torch.dtype | None]:
+def resolve_dtypes(
+    dtype: str, optimizer: str, lora_rank: int, device: torch.device
+) -> tuple[torch.dtype, torch.dtype | None]:
     """(dtype of the weights, dtype of matrix products under autocast or None) for these settings.
 
     "auto" is bfloat16 on a GPU that has it, else float32."""
@@ -51,7 +53,9 @@ def make_optimizer(parameters: Iterable[Tensor], name: str, *, lr: float, weight
     elif name == "adamw16":
         kind, settings = StochasticAdamW, {"lr": lr}
     elif any(p.dtype == torch.bfloat16 for p in trained):
-        raise ValueError("bf16 weights would lose steps of 1e-6 under plain AdamW; train them with adamw16 or adamw8bit")
+        raise ValueError(
+            "bf16 weights would lose steps of 1e-6 under plain AdamW; train them with adamw16 or adamw8bit"
+        )
     else:
         kind, settings = torch.optim.AdamW, {"lr": lr, "fused": True}
     if world_size() > 1:  # each process keeps the moments of its share of the weights
@@ -85,7 +89,9 @@ class StochasticAdamW(torch.optim.Optimizer):
                     first = m.float().lerp_(gradient, 1 - beta1)
                     second = v.float().lerp_(gradient * gradient, 1 - beta2)
                     weight = w.float().mul_(1 - group["lr"] * group["weight_decay"])
-                    weight.addcdiv_(first, (second / correction2).sqrt_().add_(group["eps"]), value=-group["lr"] / correction1)
+                    weight.addcdiv_(
+                        first, (second / correction2).sqrt_().add_(group["eps"]), value=-group["lr"] / correction1
+                    )
                     for kept, exact in ((w, weight), (m, first), (v, second)):
                         kept.copy_(round_stochastically(exact) if kept.dtype == torch.bfloat16 else exact)
 

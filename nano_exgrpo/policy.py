@@ -72,7 +72,7 @@ class Policy:
 
 
 def resolve_device(name: str) -> torch.device:
-    """"auto" is CUDA, then MPS, then CPU. Raises InputError for a device this machine lacks."""
+    """ "auto" is CUDA, then MPS, then CPU. Raises InputError for a device this machine lacks."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
@@ -126,7 +126,9 @@ def load_policy(name: str, *, device: torch.device, dtype: torch.dtype = torch.f
     local = Path(source).is_dir()
     if local and not (Path(source) / "config.json").is_file():
         raise InputError(f"model folder {source} has no config.json; give a folder written by save_pretrained")
-    if local and not any((Path(source) / f).is_file() for f in ("tokenizer.json", "tokenizer_config.json", "vocab.json")):
+    if local and not any(
+        (Path(source) / f).is_file() for f in ("tokenizer.json", "tokenizer_config.json", "vocab.json")
+    ):
         raise InputError(f"model folder {source} has no tokenizer; save it there with tokenizer.save_pretrained")
     try:
         with without_bars() if local else nullcontext():  # a download may show how far it is
@@ -144,7 +146,9 @@ def make_policy(model: Any, tokenizer: Any) -> Policy:
     model.eval()  # dropout would make π_θ a different policy at every call
     stop_ids = find_stop_ids(model, tokenizer)
     if not stop_ids:
-        raise InputError("neither tokenizer nor generation_config names an end-of-sequence token; set tokenizer.eos_token")
+        raise InputError(
+            "neither tokenizer nor generation_config names an end-of-sequence token; set tokenizer.eos_token"
+        )
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stop_ids[0]
     policy = Policy(model, tokenizer, stop_ids, pad_id, context_of(model.config))
     _check_projection(policy)
@@ -337,7 +341,9 @@ class ProjectedLogprobs(torch.autograd.Function):
         entropy = torch.cat(entropies) if with_entropy else None  # [N]
         ctx.save_for_backward(hidden, weight, targets, entropy, logp if len(logprobs) == 1 else None)
         ctx.projection, ctx.temperature, ctx.chunk = projection, temperature, chunk
-        ctx.autocast = torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else None
+        ctx.autocast = (
+            torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else None
+        )
         ctx.set_materialize_grads(False)
         return torch.cat(logprobs), entropy
 
@@ -357,7 +363,9 @@ class ProjectedLogprobs(torch.autograd.Function):
             else:
                 logp = kept
             # By the temperature here, where there are n numbers, and not below, where there are n · V.
-            g = hidden.new_zeros(n, dtype=logp.dtype) if grad_logprob is None else grad_logprob[part] / ctx.temperature  # [n]
+            g = (
+                hidden.new_zeros(n, dtype=logp.dtype) if grad_logprob is None else grad_logprob[part] / ctx.temperature
+            )  # [n]
             if grad_entropy is None:
                 grad = (logp.exp() if kept is not None else logp.exp_()).mul_(-g[:, None])  # [n, V]
             else:
@@ -423,5 +431,3 @@ def token_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
         else:
             batches.append([row])
     return batches
-
-

@@ -175,7 +175,9 @@ def to_question(row: dict[str, Any], where: str, question_field: str, answer_fie
     id, prompt, source = str(row.get("id", where)), prompt.strip(), str(row.get("source", name))
     if not row.get("choices"):
         return Question(id, prompt, answer, (), source)
-    options, right = read_options(row["choices"], answer, f"{where}: field 'choices'", f"{where}: field '{answer_field}'")
+    options, right = read_options(
+        row["choices"], answer, f"{where}: field 'choices'", f"{where}: field '{answer_field}'"
+    )
     refuse_surrogates("".join(options), where)
     return Question(id, multiple_choice_prompt(prompt, options), LETTERS[right], tuple(options), source)
 
@@ -193,7 +195,9 @@ def read_options(found: Any, gold: str, choices: str, answer: str) -> tuple[list
     if gold in labels:
         return options, labels.index(gold)
     if options.count(gold) != 1:
-        raise InputError(f"{answer} is {gold!r}, which is none of the options {', '.join(labels)} and not the text of just one of them")
+        raise InputError(
+            f"{answer} is {gold!r}, which is none of the options {', '.join(labels)} and not the text of just one of them"
+        )
     return options, options.index(gold)
 
 
@@ -214,7 +218,9 @@ def multiple_choice_prompt(question: str, options: list[str]) -> str:
 
 def refuse_surrogates(text: str, where: str) -> None:
     if any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise InputError(f"{where} holds half of a surrogate pair (\\ud800 to \\udfff), which no tokenizer takes as text")
+        raise InputError(
+            f"{where} holds half of a surrogate pair (\\ud800 to \\udfff), which no tokenizer takes as text"
+        )
 
 
 def final_answer(answer: str) -> str:
@@ -252,7 +258,9 @@ def split_held_out(questions: list[Question], count: int, *, seed: int) -> tuple
     asked = {q.prompt for q in held_out}
     train = [q for q in order[count:] if q.prompt not in asked]
     if not train and len(order) > count:
-        raise InputError(f"no question is left to train on: all {len(order)} repeat the prompts of the {count} held out")
+        raise InputError(
+            f"no question is left to train on: all {len(order)} repeat the prompts of the {count} held out"
+        )
     if not train:
         raise InputError(f"{len(questions)} questions are too few to hold {count} out; lower --held-out")
     return train, held_out
@@ -268,7 +276,9 @@ def mislabel(questions: list[Question], share: float, *, seed: int) -> list[Ques
     for i, question in enumerate(questions):
         others = (rng.choice(questions).answer for _ in range(20)) if i in chosen else ()
         wrong = next((answer for answer in others if answer != question.answer), None)
-        noisy.append(question if wrong is None else replace(question, answer=wrong, source=f"{question.source} mislabelled"))
+        noisy.append(
+            question if wrong is None else replace(question, answer=wrong, source=f"{question.source} mislabelled")
+        )
     return noisy
 
 

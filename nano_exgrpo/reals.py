@@ -12,15 +12,29 @@ from fractions import Fraction
 from functools import cmp_to_key
 
 from nano_exgrpo.arithmetic import Undefined
-from nano_exgrpo.tree import (INEQUALITIES, Node, Num, Op, Rel, Seq, Sym, absolute_values, contents, infinity, is_constant,
-                              is_label, replaced, symbols)
+from nano_exgrpo.tree import (
+    INEQUALITIES,
+    Node,
+    Num,
+    Op,
+    Rel,
+    Seq,
+    Sym,
+    absolute_values,
+    contents,
+    infinity,
+    is_constant,
+    is_label,
+    replaced,
+    symbols,
+)
 from nano_exgrpo.values import Evaluator, close
 
 MAX_PIECES = 64
 
 FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "="}
 
-POLYNOMIAL = {"+", "*", "/", "^", "neg", "percent", "mixed"}      # where five values tell a quadratic polynomial
+POLYNOMIAL = {"+", "*", "/", "^", "neg", "percent", "mixed"}  # where five values tell a quadratic polynomial
 
 Piece = tuple[Node | None, bool, Node | None, bool]
 
@@ -49,7 +63,7 @@ class RealLine:
             if node.head == "reals":
                 return None, [(None, False, None, False)]
             if node.head == "+" and isinstance(node.args[1], Op) and node.args[1].head == "neg" and not node.args[2:]:
-                node = Op("setminus", (node.args[0], node.args[1].args[0]))      # R - {1}
+                node = Op("setminus", (node.args[0], node.args[1].args[0]))  # R - {1}
             if node.head not in ("cup", "cap", "setminus"):
                 return None
             parts = [self.real_set(arg) or self.point(arg) for arg in node.args]
@@ -78,8 +92,9 @@ class RealLine:
             if not all(isinstance(item, Num | Sym | Op) for item in node.items):
                 return None
             return None, self.union([(item, True, item, True) for item in node.items])
-        parts = [self.real_set(item) if isinstance(item, Rel) or self.is_real_set(item) else None
-                 for item in node.items]
+        parts = [
+            self.real_set(item) if isinstance(item, Rel) or self.is_real_set(item) else None for item in node.items
+        ]
         if None in parts:
             return None
         variable = next((v for v, _ in parts if v), None)
@@ -114,7 +129,7 @@ class RealLine:
             left, right, op = terms[0], terms[1], ops[0]
             if is_label(right) and not is_label(left) or not symbols(left):
                 left, right, op = right, left, FLIPPED[op]
-            if (bars := self.alone(left, right)) is not None and bars != left:      # 2|x + 4| - 6 < 0
+            if (bars := self.alone(left, right)) is not None and bars != left:  # 2|x + 4| - 6 < 0
                 isolated = self.isolate(*(replaced(side, bars, Sym("|")) for side in (left, right)))
                 return isolated and self.solution(Rel([bars, isolated[1]], [FLIPPED[op] if isolated[2] else op]))
             if isinstance(left, Op) and left.head == "abs" and symbols(left):
@@ -133,23 +148,26 @@ class RealLine:
             if infinity(bound):
                 bound = None
             return variable, {
-                "<": [(None, False, bound, False)], "<=": [(None, False, bound, True)],
+                "<": [(None, False, bound, False)],
+                "<=": [(None, False, bound, True)],
                 ">": [(bound, False, None, False)],
-                ">=": [(bound, True, None, False)], "=": [(bound, True, bound, True)],
-                "!=": [(None, False, bound, False), (bound, False, None, False)]}[op]
+                ">=": [(bound, True, None, False)],
+                "=": [(bound, True, bound, True)],
+                "!=": [(None, False, bound, False), (bound, False, None, False)],
+            }[op]
         if len(terms) == 3 and "=" not in ops and "!=" not in ops and ops[0][0] == ops[1][0]:
             low, middle, high = terms
             halves = self.solution(Rel([middle, low], [FLIPPED[ops[0]]])), self.solution(Rel([middle, high], ops[1:]))
             if None in halves:
                 return None
             (variable, left), (_, right) = halves
-            if len(left) == len(right) == 1:                     # two half-lines, whose ends may be symbols
+            if len(left) == len(right) == 1:  # two half-lines, whose ends may be symbols
                 first, second = left[0], right[0]
                 if first[2] is not None:
                     first, second = second, first
                 if first[2] is second[0] is None and first[0] is not None and second[2] is not None:
                     return variable, [(first[0], first[1], second[2], second[3])]
-            return variable, self.intersection(left, right)      # 1 < x^2 < 9
+            return variable, self.intersection(left, right)  # 1 < x^2 < 9
         return None
 
     def alone(self, left: Node, right: Node) -> Op | None:
@@ -179,8 +197,9 @@ class RealLine:
             return None
         difference = Op("+", (left, Op("neg", (right,))))
         try:
-            values = [Evaluator(0, False, self.budget, env={name: Fraction(x)}).value(difference)
-                      for x in (0, 1, 2, 5, -3)]
+            values = [
+                Evaluator(0, False, self.budget, env={name: Fraction(x)}).value(difference) for x in (0, 1, 2, 5, -3)
+            ]
         except Undefined:
             return None
         if not all(isinstance(value, Fraction) for value in values):

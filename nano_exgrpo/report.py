@@ -112,7 +112,12 @@ def table(curves: Mapping[str, Mapping[str, Sequence[Curve]]], baseline: str) ->
                 fresh = paired_seeds(*at_equal("rollouts", base, own))
                 compute = paired_seeds(*at_equal("compute", base, own))
                 speed = paired_seeds([c.mean for c in base], [c.mean for c in own])
-                cells += [show_difference(fresh), f"{fresh.p:.3f}" if fresh.p >= 0.001 else "< 0.001", show_difference(compute), show_difference(speed)]
+                cells += [
+                    show_difference(fresh),
+                    f"{fresh.p:.3f}" if fresh.p >= 0.001 else "< 0.001",
+                    show_difference(compute),
+                    show_difference(speed),
+                ]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -152,7 +157,9 @@ def plot_study(curves: Mapping[str, Mapping[str, Sequence[Curve]]], target: Path
     plt = pyplot()
     rows = math.ceil(len(curves) / 4)
     columns = math.ceil(len(curves) / rows)
-    figure, axes = plt.subplots(rows, columns, figsize=(4.5 * columns, 3.4 * rows), squeeze=False, constrained_layout=True)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(4.5 * columns, 3.4 * rows), squeeze=False, constrained_layout=True
+    )
     for axis in axes.flat[len(curves) :]:
         axis.set_visible(False)
     for axis, (setting, arms) in zip(axes.flat, curves.items()):
@@ -251,17 +258,25 @@ def report_samples(runs: Runs, target: Path) -> str:
             entropies[kind(row["prompt"], row["response"], row["reward"])].append(row["entropy"])
         for name, values in entropies.items():
             weights = [1 / max(1, len(values))] * len(values)
-            axes[0][column].hist(values, bins=40, range=(0, 2), weights=weights, alpha=0.5, label=f"{name} (n = {len(values)})")
+            axes[0][column].hist(
+                values, bins=40, range=(0, 2), weights=weights, alpha=0.5, label=f"{name} (n = {len(values)})"
+            )
         axes[0][column].set(title=f"{setting}: entropy of a response, nats a token", yticks=[])
         axes[0][column].legend(fontsize=8)
         K = read_config(arms["grpo"][0])["group_size"]
         shares = lucky_share(fresh_groups(early), K)
         axes[1][column].bar(list(shares), [lucky / total for lucky, total in shares.values()])
-        axes[1][column].set(title="share of lucky guesses among the successes", xlabel="successes of the group, of K", ylim=(0, 1))
+        axes[1][column].set(
+            title="share of lucky guesses among the successes", xlabel="successes of the group, of K", ylim=(0, 1)
+        )
         metrics = read_lines(arms["exgrpo"][0] / "metrics.jsonl")[1:]
         counts = [[row["buffer/buckets"].get(str(k), 0) for row in metrics] for k in range(1, K)]
-        axes[2][column].stackplot([row["step"] for row in metrics], counts, labels=[f"k = {k}" for k in range(1, K)], cmap="viridis")
-        axes[2][column].plot([row["step"] for row in metrics], [row["buffer/retired"] for row in metrics], "k--", label="retired")
+        axes[2][column].stackplot(
+            [row["step"] for row in metrics], counts, labels=[f"k = {k}" for k in range(1, K)], cmap="viridis"
+        )
+        axes[2][column].plot(
+            [row["step"] for row in metrics], [row["buffer/retired"] for row in metrics], "k--", label="retired"
+        )
         axes[2][column].set(title="questions in the buffer, by bucket (first seed)", xlabel="step")
         axes[2][column].legend(fontsize=7, ncols=2)
         samples = (row for run in arms["exgrpo"] for row in read_lines(run / "samples.jsonl"))

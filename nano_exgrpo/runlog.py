@@ -1,9 +1,9 @@
 """What a run leaves behind: metrics, samples and curves.
 
-    runs/<name>/config.json     every setting as it was resolved
-    runs/<name>/metrics.jsonl   one line a step; names as in TRL where it has the same quantity
-    runs/<name>/samples.jsonl   whole responses with reward, entropy of each token, fresh or replayed
-    runs/<name>/curves.png      the metrics as a picture
+runs/<name>/config.json     every setting as it was resolved
+runs/<name>/metrics.jsonl   one line a step; names as in TRL where it has the same quantity
+runs/<name>/samples.jsonl   whole responses with reward, entropy of each token, fresh or replayed
+runs/<name>/curves.png      the metrics as a picture
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def sole_writer(folder: Path) -> Iterator[None]:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
-        raise InputError(f"run folder {folder} is being written by another process; wait for it, or name another with --run") from None
+        raise InputError(
+            f"run folder {folder} is being written by another process; wait for it, or name another with --run"
+        ) from None
     except (ImportError, OSError):
         pass  # Windows, a file system without locks, or a folder that cannot be had, as `claim_run` will say
     try:

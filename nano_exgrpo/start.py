@@ -42,7 +42,11 @@ def load_data(config: TrainConfig) -> tuple[list[Question], list[Question]]:
     train_questions, held_out = split_held_out(questions, config.held_out, seed=config.seed)
     if config.out_of_reach:
         train_questions = put_out_of_reach(
-            train_questions, config.out_of_reach, seed=config.seed, terms=2 * config.toy_most_terms, largest=config.toy_largest
+            train_questions,
+            config.out_of_reach,
+            seed=config.seed,
+            terms=2 * config.toy_most_terms,
+            largest=config.toy_largest,
         )
     return mislabel(train_questions, config.wrong_answers, seed=config.seed), held_out
 
@@ -68,10 +72,14 @@ def encode_prompts(policy: Policy, questions: Sequence[Question], config: TrainC
     prompts = {q.id: encode_prompt(policy, q.prompt, config.system_prompt) for q in questions}
     for q in questions if config.model == "toy" else ():
         if q.prompt not in policy.tokenizer.decode(prompts[q.id]):  # it drops what it has no token for
-            raise InputError(f"the toy reads only sums such as 3 + 8 + 5, not {q.prompt[:60]!r}; name a --model for other data")
+            raise InputError(
+                f"the toy reads only sums such as 3 + 8 + 5, not {q.prompt[:60]!r}; name a --model for other data"
+            )
     fitting = {id: ids for id, ids in prompts.items() if len(ids) <= room}
     if len(fitting) < len(prompts):
-        print(f"skipped {len(prompts) - len(fitting)} of {len(prompts)} questions: their prompts are longer than {room} tokens")
+        print(
+            f"skipped {len(prompts) - len(fitting)} of {len(prompts)} questions: their prompts are longer than {room} tokens"
+        )
     if not fitting:
         change = "raise --max-prompt-length" if room == config.max_prompt_length else "lower --max-response-length"
         raise InputError(f"every prompt is longer than {room} tokens; {change}")
@@ -118,7 +126,15 @@ def warmed_up_toy(config: TrainConfig, device: torch.device, stop: StopRequest) 
             # cache serves all runs.
             optimizer = torch.optim.AdamW(policy.model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
             examples = encode_demonstrations(policy, pairs, config.system_prompt)
-            warm_up(policy, optimizer, examples, steps=steps, batch_size=config.warmup_batch, seed=config.seed, on_step=on_step)
+            warm_up(
+                policy,
+                optimizer,
+                examples,
+                steps=steps,
+                batch_size=config.warmup_batch,
+                seed=config.seed,
+                on_step=on_step,
+            )
     save_model(policy, cache)
     return policy
 
@@ -132,7 +148,11 @@ def toy_phases(config: TrainConfig) -> list[tuple[list[tuple[str, str]], int, fl
         terms = (config.toy_fewest_terms, config.toy_most_terms)
         count = min(config.toy_demonstrations, possible_sums(terms, config.toy_largest))
         kept = {q.prompt for q in held_out}
-        asked = [q for q in sum_questions(count, seed=config.seed, terms=terms, largest=config.toy_largest) if q.prompt not in kept]
+        asked = [
+            q
+            for q in sum_questions(count, seed=config.seed, terms=terms, largest=config.toy_largest)
+            if q.prompt not in kept
+        ]
     pairs = toy.demonstrations(
         asked,
         reasoning=config.toy_reasoning,

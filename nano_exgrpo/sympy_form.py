@@ -26,22 +26,34 @@ from nano_exgrpo.values import Evaluator
 if TYPE_CHECKING:
     import sympy
 
-MAX_NODES = 120             # of a tree
-MAX_BITS = 20_000           # of the rational numbers in a whole power
-MAX_ROOT_BITS = 300         # ... in an argument of a root or function, where sympy looks for factors
-MAX_TERMS = 40              # of an expansion
-MAX_POWER = 8               # ... of a sum
-MAX_SIMPLE = 4              # terms, and symbols, of an argument of functions that look for factors or signs
-DIGITS = 100                # to which a canonical difference may be computed
+MAX_NODES = 120  # of a tree
+MAX_BITS = 20_000  # of the rational numbers in a whole power
+MAX_ROOT_BITS = 300  # ... in an argument of a root or function, where sympy looks for factors
+MAX_TERMS = 40  # of an expansion
+MAX_POWER = 8  # ... of a sum
+MAX_SIMPLE = 4  # terms, and symbols, of an argument of functions that look for factors or signs
+DIGITS = 100  # to which a canonical difference may be computed
 
-_FUNCTIONS = {   # head: sympy's name
+_FUNCTIONS = {  # head: sympy's name
     **{name: name for name in "sin cos tan cot sec csc sinh cosh tanh coth sech csch exp arg factorial2".split()},
     **{"arc" + name: "a" + name for name in "sin cos tan cot sec csc sinh cosh tanh".split()},
-    "conj": "conjugate", "ln": "log", "log": "log", "abs": "Abs", "sgn": "sign", "min": "Min", "max": "Max", "floor": "floor",
-    "ceil": "ceiling", "mod": "Mod", "factorial": "factorial", "binom": "binomial", "gcd": "gcd", "lcm": "lcm"}
+    "conj": "conjugate",
+    "ln": "log",
+    "log": "log",
+    "abs": "Abs",
+    "sgn": "sign",
+    "min": "Min",
+    "max": "Max",
+    "floor": "floor",
+    "ceil": "ceiling",
+    "mod": "Mod",
+    "factorial": "factorial",
+    "binom": "binomial",
+    "gcd": "gcd",
+    "lcm": "lcm",
+}
 _SEARCHING = {"abs", "sgn", "arg", "min", "max", "mod", "floor", "ceil"}
-_WHOLE = {"factorial": 1_000, "factorial2": 1_000, "binom": 2_000, "gcd": math.inf,
-          "lcm": math.inf}   # largest argument
+_WHOLE = {"factorial": 1_000, "factorial2": 1_000, "binom": 2_000, "gcd": math.inf, "lcm": math.inf}  # largest argument
 _RELATIONS = {"=": "Eq", "!=": "Ne", "<": "Lt", ">": "Gt", "<=": "Le", ">=": "Ge"}
 _SETS = {"cup": "Union", "cap": "Intersection", "setminus": "Complement"}
 
@@ -159,7 +171,7 @@ class _Builder:
                 return self.power(value, sympy.Rational(1, 2 if head == "sqrt" else 3))
             case "root", [value, index] if not index.is_zero:
                 if index.is_Integer and index % 2 and value.is_negative:
-                    return -self.power(-value, 1 / index)          # the real root of odd index
+                    return -self.power(-value, 1 / index)  # the real root of odd index
                 return self.power(value, 1 / index)
             case "logbase", [value, base]:
                 return self.function("ln", args[:1], [value]) / self.function("ln", args[1:], [base])
@@ -180,7 +192,7 @@ class _Builder:
             raise NoForm("too large a power")
         elif exponent.is_Rational and self.bits(base) * abs(exponent) > MAX_BITS:
             raise NoForm("too large a power")
-        return base ** exponent
+        return base**exponent
 
     def function(self, head: str, args: tuple, values: list) -> sympy.Expr:
         if head not in _FUNCTIONS or not all(isinstance(value, self.sympy.Expr) for value in values):
@@ -189,18 +201,24 @@ class _Builder:
             raise NoForm(f"too large an argument of {head}")
         if head in _WHOLE:
             numbers = [value for value in values if value.is_number]
-            if not all(n.is_Integer and abs(n) <= _WHOLE[head] for n in numbers) or head in ("gcd", "lcm") and (
-                    len(numbers) < len(values)):
+            if (
+                not all(n.is_Integer and abs(n) <= _WHOLE[head] for n in numbers)
+                or head in ("gcd", "lcm")
+                and (len(numbers) < len(values))
+            ):
                 raise NoForm(f"no {head} of this")
         if head in ("floor", "ceil", "mod"):
-            if all(value.is_number for value in values):           # of a constant: from our own bounded arithmetic
+            if all(value.is_number for value in values):  # of a constant: from our own bounded arithmetic
                 try:
                     whole = Evaluator(0, True, [2_000]).value(Op(head, args))
                 except Undefined as error:
                     raise NoForm(str(error)) from None
                 return self.sympy.Rational(whole.numerator, whole.denominator)
-            if any(part.is_number and not part.is_Rational
-                   for value in values for part in self.sympy.preorder_traversal(value)):
+            if any(
+                part.is_number and not part.is_Rational
+                for value in values
+                for part in self.sympy.preorder_traversal(value)
+            ):
                 raise NoForm(f"{head} of an irrational number")
         if head in _SEARCHING and not all(map(self.is_simple, values)):
             raise NoForm(f"{head} of a long expression")
@@ -211,8 +229,11 @@ class _Builder:
     def is_simple(self, form: sympy.Expr) -> bool:
         """Whether an expression is short and of low degree, so that sympy's search for common factors and signs in it is."""
         powers = form.atoms(self.sympy.Pow)
-        return _terms(form) <= MAX_SIMPLE and len(form.free_symbols) <= MAX_SIMPLE and all(
-            not power.exp.is_Integer or abs(power.exp) <= MAX_POWER for power in powers)
+        return (
+            _terms(form) <= MAX_SIMPLE
+            and len(form.free_symbols) <= MAX_SIMPLE
+            and all(not power.exp.is_Integer or abs(power.exp) <= MAX_POWER for power in powers)
+        )
 
     def opaque(self, head: str, name: Node | str, *args: Node | str) -> sympy.Expr:
         """f(x) is an applied function, x_1 a symbol, a_{n+1} an indexed one."""
@@ -239,8 +260,13 @@ class _Builder:
         name = variable.name if isinstance(variable, Sym) else variable.head if variable == Op("i") else None
         if name is None or name in self.bound:
             raise NoForm("a bound variable that is none")
-        ends = [] if low == high == Op("...") else [self.build(low)] if head == "lim" else [self.build(low),
-            self.build(high)]
+        ends = (
+            []
+            if low == high == Op("...")
+            else [self.build(low)]
+            if head == "lim"
+            else [self.build(low), self.build(high)]
+        )
         self.bound.add(name)
         inner, symbol = self.build(body), self.symbol(name)
         self.bound.discard(name)
@@ -263,8 +289,9 @@ class _Builder:
             return self.sympy.Contains(*terms)
         if not set(rel.ops) <= set(_RELATIONS):
             raise NoForm(f"sympy has no relation {' '.join(rel.ops)}")
-        parts = [getattr(self.sympy, _RELATIONS[op])(x, y, evaluate=False)
-                 for op, x, y in zip(rel.ops, terms, terms[1:])]
+        parts = [
+            getattr(self.sympy, _RELATIONS[op])(x, y, evaluate=False) for op, x, y in zip(rel.ops, terms, terms[1:])
+        ]
         return parts[0] if len(parts) == 1 else self.sympy.And(*parts, evaluate=False)
 
 
@@ -273,7 +300,7 @@ def same_form(a: Node, b: Node) -> bool | None:
     zero, None if it cannot tell."""
     sympy = _sympy()
     try:
-        x, y = (to_sympy(node).as_dummy() for node in (a, b))        # bound variables renamed alike
+        x, y = (to_sympy(node).as_dummy() for node in (a, b))  # bound variables renamed alike
         if x == y:
             return True
         if not isinstance(x, sympy.Expr) or not isinstance(y, sympy.Expr):
@@ -284,10 +311,10 @@ def same_form(a: Node, b: Node) -> bool | None:
         if difference == 0:
             return True
         if difference.is_number and not difference.has(sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit):
-            Evaluator(0, True, [2_000]).value(Op("+", (a, b)))       # Undefined where evalf could take long
+            Evaluator(0, True, [2_000]).value(Op("+", (a, b)))  # Undefined where evalf could take long
             return False if difference.evalf(5, maxn=DIGITS, strict=True) != 0 else None
     except _ERRORS:
-        pass                                                         # among them sympy's PrecisionExhausted
+        pass  # among them sympy's PrecisionExhausted
     return None
 
 
@@ -309,7 +336,7 @@ def _terms(form: sympy.Expr) -> int:
     elif form.is_Mul:
         count = math.prod(inner)
     elif form.is_Pow and form.exp.is_Rational and inner[0] > 1:
-        power = abs(int(form.exp))                                   # (x + y)^(5/2) is expanded, too
+        power = abs(int(form.exp))  # (x + y)^(5/2) is expanded, too
         if power > MAX_POWER:
             raise NoForm(f"a sum to the power of more than {MAX_POWER}")
         count = math.comb(inner[0] + power - 1, power)

@@ -29,39 +29,124 @@ import unicodedata
 from fractions import Fraction
 from typing import NamedTuple
 
-MAX_CHARS = 4_000       # longer answers are compared as strings only
-MAX_EXPONENT = 5_000    # of e-notation: 1e5000 is built, 1e5001 is not
+MAX_CHARS = 4_000  # longer answers are compared as strings only
+MAX_EXPONENT = 5_000  # of e-notation: 1e5000 is built, 1e5001 is not
 
 
 class Token(NamedTuple):
     kind: str
     text: str
-    value: Fraction | None = None   # of numerals
-    digits: int = 0                 # significant digits of a decimal literal, 0 for integers
-    written: str = ""               # of a "text" token: the word with its case
+    value: Fraction | None = None  # of numerals
+    digits: int = 0  # significant digits of a decimal literal, 0 for integers
+    written: str = ""  # of a "text" token: the word with its case
 
 
 # ---------------------------------------------------------------------------------------------- unicode -> LaTeX
 
 _UNICODE = {
-    "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "‒": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ",
-    "∙": r"\cdot ", "•": r"\cdot ", "∗": "*", "÷": "/", "∕": "/", "⁄": "/", "±": r"\pm ", "∓": r"\mp ",
-    "√": r"\sqrt ", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "⩽": r"\le ",
-    "⩾": r"\ge ", "≦": r"\le ", "≧": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "≃": r"\approx ", "∼": r"\approx ",
-    "≡": r"\equiv ", "→": r"\to ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∉": r"\notin ", "∅": r"\emptyset ",
-    "∖": r"\setminus ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}",
-    "ℂ": r"\mathbb{C}", "°": r"\degree ", "º": r"\degree ", "˚": r"\degree ", "′": "'", "’": "'", "‘": "'", "″": "''",
-    "“": '"', "”": '"', "…": r"\ldots ", "⋯": r"\ldots ", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ",
-    "⌉": r"\rceil ", "∠": r"\angle ", "△": r"\triangle ", "⟨": r"\langle ", "⟩": r"\rangle ", "∣": "|", "∑": r"\sum ",
-    "∏": r"\prod ", "∫": r"\int ", "ℏ": r"\hbar ", "∀": r"\forall ", "∂": r"\partial ", "∇": r"\nabla ",
-    "¢": r"\text{ cents}", "€": r"\text{€}", "£": r"\text{£}", "¥": r"\text{¥}", "，": ",", "；": ";", "：": ":",
-    "。": ".", "、": ",", "％": r"\%", "℃": r"\degree C", "℉": r"\degree F", "⊤": r"\top ", "\u2003": " ",
-    "\u00a0": r"\,", "\u2009": r"\,", "\u202f": r"\,", "\u2007": r"\,", "\u200a": r"\,", "\u2005": r"\,",
-    "\u2006": r"\,", "\u2008": r"\,", "ϵ": r"\epsilon ", "ϕ": r"\phi ", "∆": r"\Delta ", "Ω": r"\Omega ",
+    "−": "-",
+    "–": "-",
+    "—": "-",
+    "‐": "-",
+    "‑": "-",
+    "‒": "-",
+    "×": r"\times ",
+    "·": r"\cdot ",
+    "⋅": r"\cdot ",
+    "∙": r"\cdot ",
+    "•": r"\cdot ",
+    "∗": "*",
+    "÷": "/",
+    "∕": "/",
+    "⁄": "/",
+    "±": r"\pm ",
+    "∓": r"\mp ",
+    "√": r"\sqrt ",
+    "∛": r"\sqrt[3]",
+    "∜": r"\sqrt[4]",
+    "∞": r"\infty ",
+    "≤": r"\le ",
+    "≥": r"\ge ",
+    "⩽": r"\le ",
+    "⩾": r"\ge ",
+    "≦": r"\le ",
+    "≧": r"\ge ",
+    "≠": r"\ne ",
+    "≈": r"\approx ",
+    "≃": r"\approx ",
+    "∼": r"\approx ",
+    "≡": r"\equiv ",
+    "→": r"\to ",
+    "∪": r"\cup ",
+    "∩": r"\cap ",
+    "∈": r"\in ",
+    "∉": r"\notin ",
+    "∅": r"\emptyset ",
+    "∖": r"\setminus ",
+    "ℝ": r"\mathbb{R}",
+    "ℤ": r"\mathbb{Z}",
+    "ℕ": r"\mathbb{N}",
+    "ℚ": r"\mathbb{Q}",
+    "ℂ": r"\mathbb{C}",
+    "°": r"\degree ",
+    "º": r"\degree ",
+    "˚": r"\degree ",
+    "′": "'",
+    "’": "'",
+    "‘": "'",
+    "″": "''",
+    "“": '"',
+    "”": '"',
+    "…": r"\ldots ",
+    "⋯": r"\ldots ",
+    "⌊": r"\lfloor ",
+    "⌋": r"\rfloor ",
+    "⌈": r"\lceil ",
+    "⌉": r"\rceil ",
+    "∠": r"\angle ",
+    "△": r"\triangle ",
+    "⟨": r"\langle ",
+    "⟩": r"\rangle ",
+    "∣": "|",
+    "∑": r"\sum ",
+    "∏": r"\prod ",
+    "∫": r"\int ",
+    "ℏ": r"\hbar ",
+    "∀": r"\forall ",
+    "∂": r"\partial ",
+    "∇": r"\nabla ",
+    "¢": r"\text{ cents}",
+    "€": r"\text{€}",
+    "£": r"\text{£}",
+    "¥": r"\text{¥}",
+    "，": ",",
+    "；": ";",
+    "：": ":",
+    "。": ".",
+    "、": ",",
+    "％": r"\%",
+    "℃": r"\degree C",
+    "℉": r"\degree F",
+    "⊤": r"\top ",
+    "\u2003": " ",
+    "\u00a0": r"\,",
+    "\u2009": r"\,",
+    "\u202f": r"\,",
+    "\u2007": r"\,",
+    "\u200a": r"\,",
+    "\u2005": r"\,",
+    "\u2006": r"\,",
+    "\u2008": r"\,",
+    "ϵ": r"\epsilon ",
+    "ϕ": r"\phi ",
+    "∆": r"\Delta ",
+    "Ω": r"\Omega ",
     "µ": r"\mu ",
 }
-_GREEK_NAMES = ("alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau "
-                "upsilon phi chi psi omega").split()
+_GREEK_NAMES = (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau "
+    "upsilon phi chi psi omega"
+).split()
 for _name in _GREEK_NAMES:
     for _case, _latex in (("SMALL", _name), ("CAPITAL", _name.capitalize())):
         _official = "LAMDA" if _name == "lambda" else _name.upper()
@@ -77,7 +162,7 @@ def _plain(char: str) -> str:
     if char in _UNICODE:
         return _UNICODE[char]
     folded = unicodedata.normalize("NFKC", char)
-    if "⁄" in folded:                                            # ½: one half
+    if "⁄" in folded:  # ½: one half
         top, bottom = folded.split("⁄")
         return rf"\frac{{{top}}}{{{bottom or 1}}}"
     if folded != char and len(folded) < 8:
@@ -104,35 +189,117 @@ def _table(**spellings: str) -> dict[str, str]:
     return {spelling: canonical for canonical, line in spellings.items() for spelling in line.split()}
 
 
-_OPS = {   # commands that are signs
-    **dict.fromkeys("le leq leqslant leqq".split(), "<="), **dict.fromkeys("ge geq geqslant geqq".split(), ">="),
-    **dict.fromkeys("ne neq".split(), "!="), "lt": "<", "gt": ">", "in": "in", "notin": "notin",
-    **dict.fromkeys("approx simeq sim cong thickapprox doteq".split(), "~="), "equiv": "==",
+_OPS = {  # commands that are signs
+    **dict.fromkeys("le leq leqslant leqq".split(), "<="),
+    **dict.fromkeys("ge geq geqslant geqq".split(), ">="),
+    **dict.fromkeys("ne neq".split(), "!="),
+    "lt": "<",
+    "gt": ">",
+    "in": "in",
+    "notin": "notin",
+    **dict.fromkeys("approx simeq sim cong thickapprox doteq".split(), "~="),
+    "equiv": "==",
     **dict.fromkeys("to rightarrow mapsto longrightarrow".split(), "->"),
     **dict.fromkeys("implies Rightarrow Longrightarrow iff Leftrightarrow".split(), "=>"),
-    "cup": "cup", "cap": "cap", **dict.fromkeys("setminus backslash smallsetminus".split(), "setminus"),
-    **dict.fromkeys("times cdot ast".split(), "*"), "div": "/", "slash": "/", "pm": "pm", "mp": "mp",
-    "{": r"\{", "}": r"\}", "lbrace": r"\{", "rbrace": r"\}", "langle": "(", "rangle": ")", "lbrack": "[",
-    "rbrack": "]", "lparen": "(", "rparen": ")",
-    **dict.fromkeys("lvert rvert vert mid | Vert lVert rVert".split(), "|"), "lfloor": "lfloor", "rfloor": "rfloor",
-    "lceil": "lceil", "rceil": "rceil", "%": "%", "degree": "deg", "circ": "circ", "prime": "'", "colon": ":",
-    **dict.fromkeys("ldots dots cdots dotsc dotsb".split(), "..."), "&": "&", "_": "_", ".": ".", "land": "and",
-    "wedge": "and", "lor": "or", "vee": "or", "top": "top", "intercal": "top",
+    "cup": "cup",
+    "cap": "cap",
+    **dict.fromkeys("setminus backslash smallsetminus".split(), "setminus"),
+    **dict.fromkeys("times cdot ast".split(), "*"),
+    "div": "/",
+    "slash": "/",
+    "pm": "pm",
+    "mp": "mp",
+    "{": r"\{",
+    "}": r"\}",
+    "lbrace": r"\{",
+    "rbrace": r"\}",
+    "langle": "(",
+    "rangle": ")",
+    "lbrack": "[",
+    "rbrack": "]",
+    "lparen": "(",
+    "rparen": ")",
+    **dict.fromkeys("lvert rvert vert mid | Vert lVert rVert".split(), "|"),
+    "lfloor": "lfloor",
+    "rfloor": "rfloor",
+    "lceil": "lceil",
+    "rceil": "rceil",
+    "%": "%",
+    "degree": "deg",
+    "circ": "circ",
+    "prime": "'",
+    "colon": ":",
+    **dict.fromkeys("ldots dots cdots dotsc dotsb".split(), "..."),
+    "&": "&",
+    "_": "_",
+    ".": ".",
+    "land": "and",
+    "wedge": "and",
+    "lor": "or",
+    "vee": "or",
+    "top": "top",
+    "intercal": "top",
 }
-_SYMBOLS = {*_GREEK_NAMES, *(n.capitalize() for n in _GREEK_NAMES), "hbar", "ell", "odot", "mho", "partial", "nabla",
-            "star", "Re", "Im", "imath", "jmath", "oplus", "otimes", "perp", "parallel", "triangle",
-            "square"} - {"pi"}
-FUNCTIONS = set("sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch "
-                "arcsinh arccosh "
-                "arctanh cis ln log lg exp sqrt cbrt min max gcd lcm det factorial binom floor ceil abs sgn arg".split())
-_COMMANDS = FUNCTIONS | set("pi infty emptyset frac overline overrightarrow hat dot ddot tilde sum prod int lim angle choose "
-                            "pmod bmod mod over reals".split())
+_SYMBOLS = {
+    *_GREEK_NAMES,
+    *(n.capitalize() for n in _GREEK_NAMES),
+    "hbar",
+    "ell",
+    "odot",
+    "mho",
+    "partial",
+    "nabla",
+    "star",
+    "Re",
+    "Im",
+    "imath",
+    "jmath",
+    "oplus",
+    "otimes",
+    "perp",
+    "parallel",
+    "triangle",
+    "square",
+} - {"pi"}
+FUNCTIONS = set(
+    "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch "
+    "arcsinh arccosh "
+    "arctanh cis ln log lg exp sqrt cbrt min max gcd lcm det factorial binom floor ceil abs sgn arg".split()
+)
+_COMMANDS = FUNCTIONS | set(
+    "pi infty emptyset frac overline overrightarrow hat dot ddot tilde sum prod int lim angle choose "
+    "pmod bmod mod over reals".split()
+)
 _ALIASES = _table(
-    frac="dfrac tfrac cfrac nicefrac sfrac", binom="dbinom tbinom", emptyset="varnothing", overline="overbar bar", hat="widehat",
-    tilde="widetilde", csc="cosec", cot="ctg", tan="tg", arctan="arctg atan", arcsin="asin", arccos="acos",
-    arcsinh="asinh arsinh", arccosh="acosh arcosh", arctanh="atanh artanh", infty="infinity inf oo", int="iint oint",
-    sgn="sign", ceil="ceiling", lim="limit", angle="measuredangle", epsilon="varepsilon", phi="varphi",
-    theta="vartheta", rho="varrho", sigma="varsigma", pi="varpi", reals="R Reals real")
+    frac="dfrac tfrac cfrac nicefrac sfrac",
+    binom="dbinom tbinom",
+    emptyset="varnothing",
+    overline="overbar bar",
+    hat="widehat",
+    tilde="widetilde",
+    csc="cosec",
+    cot="ctg",
+    tan="tg",
+    arctan="arctg atan",
+    arcsin="asin",
+    arccos="acos",
+    arcsinh="asinh arsinh",
+    arccosh="acosh arcosh",
+    arctanh="atanh artanh",
+    infty="infinity inf oo",
+    int="iint oint",
+    sgn="sign",
+    ceil="ceiling",
+    lim="limit",
+    angle="measuredangle",
+    epsilon="varepsilon",
+    phi="varphi",
+    theta="vartheta",
+    rho="varrho",
+    sigma="varsigma",
+    pi="varpi",
+    reals="R Reals real",
+)
 # Plain-text names that are read without a backslash (`2*pi*r`, `sqrt(5)`, `np.arcsin(x)`).
 _BARE = {name: name for name in FUNCTIONS | {"pi"}}
 _BARE |= {spelling: name for spelling, name in _ALIASES.items() if name in FUNCTIONS or name == "infty"}
@@ -140,34 +307,44 @@ _BARE |= {name: name for name in ("theta", "alpha", "beta", "gamma", "lambda", "
 # ... and those of them that are also found inside a run of letters (`xsinx`, `2pir`).
 _NEVER_INSIDE = set("oo inf min max cis arg sign det abs lg tg".split())
 _INSIDE = re.compile("|".join(sorted(set(_BARE) - _NEVER_INSIDE, key=len, reverse=True)))
-_LAYOUT = set("displaystyle textstyle scriptstyle left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl "
-              "biggr Biggl Biggr limits nolimits mathbf boldsymbol bm mathit mathsf mathcal mathscr mathfrak "
-              "mathnormal vec underline ensuremath mathop pmb Large large small bf it rm sf bold "
-              "boldmath mathord mathrel mathbin mathopen mathclose therefore because nonumber notag hfill hline "
-              "centering boxed fbox framebox quad qquad enspace thinspace medspace thickspace negthinspace "
-              "nobreakspace checkmark".split()) | set("()[],;:!> \n\t~")
-_DROP_WITH_ARGUMENT = set("color textcolor colorbox fcolorbox tag label phantom hphantom vphantom hspace vspace "
-                          "mspace hskip leftroot uproot".split())
-_TEXT = set("text textbf textit textrm textsf texttt textnormal textup mbox hbox emph operatorname mathrm mathtt "
-            "textsc".split())
+_LAYOUT = set(
+    "displaystyle textstyle scriptstyle left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl "
+    "biggr Biggl Biggr limits nolimits mathbf boldsymbol bm mathit mathsf mathcal mathscr mathfrak "
+    "mathnormal vec underline ensuremath mathop pmb Large large small bf it rm sf bold "
+    "boldmath mathord mathrel mathbin mathopen mathclose therefore because nonumber notag hfill hline "
+    "centering boxed fbox framebox quad qquad enspace thinspace medspace thickspace negthinspace "
+    "nobreakspace checkmark".split()
+) | set("()[],;:!> \n\t~")
+_DROP_WITH_ARGUMENT = set(
+    "color textcolor colorbox fcolorbox tag label phantom hphantom vphantom hspace vspace "
+    "mspace hskip leftroot uproot".split()
+)
+_TEXT = set(
+    "text textbf textit textrm textsf texttt textnormal textup mbox hbox emph operatorname mathrm mathtt textsc".split()
+)
 
 # ------------------------------------------------------------------------------------------------------- the lexer
 
-_THIN = r"\{,\}|,\\!\s*|\\,"                                     # thousands marks that cannot separate two numbers
+_THIN = r"\{,\}|,\\!\s*|\\,"  # thousands marks that cannot separate two numbers
 _DIGITS = rf"(?:\d{{1,3}}(?:(?:{_THIN}|,|\\[;:]|\\?[ ]|~)\d{{3}})+(?!\d)(?!\s*/)|\d+)"
-_DIGITS_LIST = (rf"(?:\d{{1,3}}(?:(?:{_THIN})\d{{3}})+(?!\d)"
-                r"|\d{1,3}(?=(?:,\d{3})*,0\d\d(?!\d))(?:,\d{3})+(?!\d)|\d+)")   # 1,050 is one number: no list says 050
-AMBIGUOUS_COMMA = re.compile(r"(?<!\d)\d{1,3}(?:,\d{3})+(?!\d)")   # 1,234: one number or two
+_DIGITS_LIST = (
+    rf"(?:\d{{1,3}}(?:(?:{_THIN})\d{{3}})+(?!\d)"
+    r"|\d{1,3}(?=(?:,\d{3})*,0\d\d(?!\d))(?:,\d{3})+(?!\d)|\d+)"
+)  # 1,050 is one number: no list says 050
+AMBIGUOUS_COMMA = re.compile(r"(?<!\d)\d{1,3}(?:,\d{3})+(?!\d)")  # 1,234: one number or two
 
 
 def _numeral(digits: str) -> re.Pattern[str]:
     """Digits, a repeating decimal (`.1\\overline{6}`, `.1666...`, `.(3)`) or decimals or none, maybe an exponent."""
-    return re.compile(rf"""(?P<whole>{digits})?
+    return re.compile(
+        rf"""(?P<whole>{digits})?
         (?: \.(?P<head>\d{{0,40}}) (?: \\(?:overline|bar|dot)\s*(?:\{{(?P<over>\d+)\}}|(?P<over1>\d))
                                      | \((?P<over2>\d+)\)(?=\s*$) )
           | \.(?P<head2>\d{{0,6}}?) (?P<block>\d{{1,6}}?)(?P=block)+ \s*(?:\\[lc]?dots|\.\.\.+)
           | (?P<decimals>\.\d*) )?
-        (?:[eE](?P<exponent>[+-]?\d{{1,9}})(?!\d|\.\d))?""", re.VERBOSE)
+        (?:[eE](?P<exponent>[+-]?\d{{1,9}})(?!\d|\.\d))?""",
+        re.VERBOSE,
+    )
 
 
 _NUMERAL, _NUMERAL_LIST = _numeral(_DIGITS), _numeral(_DIGITS_LIST)
@@ -203,7 +380,7 @@ class _Lexer:
             elif match := _BASED.match(self.text, self.at):
                 self.at = match.end()
                 self.add("based", f"{match[1]}_{match[2] or match[3]}")
-            elif char.isdigit() or char == "." and self.text[self.at + 1:self.at + 2].isdigit():
+            elif char.isdigit() or char == "." and self.text[self.at + 1 : self.at + 2].isdigit():
                 self.read_number()
             elif char == "\\":
                 self.read_command()
@@ -212,8 +389,8 @@ class _Lexer:
             elif match := _SIGNS.match(self.text, self.at):
                 sign = "..." if match[0].startswith("...") else match[0]
                 self.at = match.end()
-                if sign == "!=" and re.match(r"[\d)]", self.text[max(0, match.start() - 1):]):
-                    sign, self.at = "!", match.start() + 1       # 6!=720 is a factorial, x != 5 is not
+                if sign == "!=" and re.match(r"[\d)]", self.text[max(0, match.start() - 1) :]):
+                    sign, self.at = "!", match.start() + 1  # 6!=720 is a factorial, x != 5 is not
                 self.add("op", {"**": "^", "==": "="}.get(sign, sign))
             else:
                 self.at += 1
@@ -237,7 +414,7 @@ class _Lexer:
             depth += {"{": 1, "}": -1}.get(brace[0], 0)
             if depth == 0:
                 start, self.at = self.at, brace.end()
-                return self.text[start:brace.start()]
+                return self.text[start : brace.start()]
         self.at = len(self.text)
         return None
 
@@ -267,15 +444,15 @@ class _Lexer:
             self.add("op", run)
         elif run in _BARE:
             self.out.append(_command(_BARE[run]))
-        elif run == "np" and self.text[self.at:self.at + 1] == ".":
+        elif run == "np" and self.text[self.at : self.at + 1] == ".":
             self.at += 1
         elif after_number and len(run) > 3 and run.islower() and any(c in "aeiou" for c in run):
-            self.add("text", run)                                # "12 students": a word, not a product
+            self.add("text", run)  # "12 students": a word, not a product
         else:
             self.add("word", run)
 
     def read_command(self) -> None:
-        name = self.step(_COMMAND)[1]                            # "" for a backslash at the very end
+        name = self.step(_COMMAND)[1]  # "" for a backslash at the very end
         if name in _TEXT:
             self.read_text(name)
         elif name in ("begin", "end"):
@@ -286,19 +463,25 @@ class _Lexer:
         elif name in _DROP_WITH_ARGUMENT:
             if self.argument() is None:
                 self.add("bad", name)
-        elif name in ("left", "right") and self.text[self.at:self.at + 1] == ".":
+        elif name in ("left", "right") and self.text[self.at : self.at + 1] == ".":
             self.at += 1
         elif name == "mathbb":
             letter = self.step(_BLACKBOARD)
-            self.out.append(Token("bad", name) if letter is None else _command("reals") if letter[1] == "R" else
-                            Token("name", f"\\mathbb{letter[1]}"))
+            self.out.append(
+                Token("bad", name)
+                if letter is None
+                else _command("reals")
+                if letter[1] == "R"
+                else Token("name", f"\\mathbb{letter[1]}")
+            )
         elif name in ("\\", "cr"):
             self.step(_ROW_SPACE)
             self.add("op", "\\\\")
         elif name == "not":
             negated = self.step(_NEGATED)
-            self.out.append(Token("bad", name) if negated is None else Token("op",
-                "!=" if negated[1] == "=" else "notin"))
+            self.out.append(
+                Token("bad", name) if negated is None else Token("op", "!=" if negated[1] == "=" else "notin")
+            )
         elif name in ("$", "forall"):
             self.add("text", {"forall": "for"}.get(name, name))
         elif name not in _LAYOUT:
@@ -306,7 +489,7 @@ class _Lexer:
 
     def read_text(self, command: str) -> None:
         """The argument of `\\text`: words are words, numbers and signs what they are, single letters `roman`."""
-        bare = self.step(_BARE_LETTER)                           # \mathrm B
+        bare = self.step(_BARE_LETTER)  # \mathrm B
         content = bare[1] if bare else self.argument()
         if content is None or self.depth == MAX_TEXT_DEPTH:
             return self.add("bad", command)
@@ -316,7 +499,7 @@ class _Lexer:
             if token.kind == "word" or token.kind == "cmd" and token.text in ("min", "max", "sec", "det", "sgn"):
                 token = Token("text", token.text.lower(), written=token.text)
             elif token.kind == "name" and token.text.isalpha() and token.text not in "eid":
-                token = Token("roman", token.text)               # \mathrm{m}: metre or m, the parser decides
+                token = Token("roman", token.text)  # \mathrm{m}: metre or m, the parser decides
             self.out.append(token)
 
 
@@ -343,18 +526,26 @@ def split_word(word: str) -> list[Token]:
 
 # ----------------------------------------------------------------------------------------------------- the interface
 
-_ANSWER_PREFIX = re.compile(r"\s*(\\text(?:bf)?\s*\{)?\s*(?:the\s+)?(?:final\s+|correct\s+)?"
-                            r"answer\s*(?:is\b|:|=)+\s*:?\s*", re.IGNORECASE)
+_ANSWER_PREFIX = re.compile(
+    r"\s*(\\text(?:bf)?\s*\{)?\s*(?:the\s+)?(?:final\s+|correct\s+)?"
+    r"answer\s*(?:is\b|:|=)+\s*:?\s*",
+    re.IGNORECASE,
+)
 _MERIDIEM = re.compile(r"\b([ap])\.\s?m\b\.?", re.IGNORECASE)
-_TIMES = re.compile(r"(\d)\s*x\s*(10\s*\^)")                    # 3 x 10^8
-_LIST = re.compile(r"(?:[(\[]|\\\{|\\langle)\s*\d{1,3}(?:,[1-9]\d\d)+\s*(?:\\right\s*)?(?:[)\]]|\\\}|\\rangle)")   # (100,200)
-_CHOOSE = re.compile(r"(?<![\w})])(?:\{\})?[_^]\{?(\d+)\}?\s*\{?C\}?_\{?(\d+)\}?")     # _8C_3
-_DOLLARS = re.compile(r"\bUS\s?(?=\\?\$)")                     # US$5
-_POINT = re.compile(r"(?<=\d)\{([.:])\}(?=\d)")              # 1{.}5, 9{:}05
+_TIMES = re.compile(r"(\d)\s*x\s*(10\s*\^)")  # 3 x 10^8
+_LIST = re.compile(
+    r"(?:[(\[]|\\\{|\\langle)\s*\d{1,3}(?:,[1-9]\d\d)+\s*(?:\\right\s*)?(?:[)\]]|\\\}|\\rangle)"
+)  # (100,200)
+_CHOOSE = re.compile(r"(?<![\w})])(?:\{\})?[_^]\{?(\d+)\}?\s*\{?C\}?_\{?(\d+)\}?")  # _8C_3
+_DOLLARS = re.compile(r"\bUS\s?(?=\\?\$)")  # US$5
+_POINT = re.compile(r"(?<=\d)\{([.:])\}(?=\d)")  # 1{.}5, 9{:}05
 _QUOTED = re.compile(r"(\*\*|'|\*|__|_)([^*'_]+)\1")
-_WORD_SIGNS = {**dict.fromkeys(("percent", "percents", "percentage", "pct"), "%"),
-               **dict.fromkeys(("degree", "degrees"), "deg"),
-               "and": "and", "or": "or"}
+_WORD_SIGNS = {
+    **dict.fromkeys(("percent", "percents", "percentage", "pct"), "%"),
+    **dict.fromkeys(("degree", "degrees"), "deg"),
+    "and": "and",
+    "or": "or",
+}
 
 
 def tokenize(text: str, lists: bool = False) -> list[Token]:
@@ -366,29 +557,29 @@ def tokenize(text: str, lists: bool = False) -> list[Token]:
     """
     text = to_ascii(text).strip()
     if (prefix := _ANSWER_PREFIX.match(text)) and prefix.end() < len(text):
-        text = (prefix[1] or "") + text[prefix.end():]
+        text = (prefix[1] or "") + text[prefix.end() :]
     text = _TIMES.sub(r"\1*\2", _MERIDIEM.sub(r"\1m", text))
     text = _CHOOSE.sub(r"\\binom{\1}{\2}", _LIST.sub(lambda found: found[0].replace(",", ", "), text))
     text = _POINT.sub(r"\1", _DOLLARS.sub("", text))
     if quoted := _QUOTED.fullmatch(text):
         text = quoted[2]
     tokens: list[Token] = []
-    closes = False                                                # whether the "}" of ^{\circ} is still to come
+    closes = False  # whether the "}" of ^{\circ} is still to come
     for token in _Lexer(text, lists).run():
         if token.kind in ("text", "word") and token.text in _WORD_SIGNS:
             token = Token("op", _WORD_SIGNS[token.text])
-        elif token.text == "circ":                                # ^\circ and ^{\circ} are degrees
+        elif token.text == "circ":  # ^\circ and ^{\circ} are degrees
             closes = [t.text for t in tokens[-2:]] == ["^", "{"]
             if not closes and (not tokens or tokens[-1].text != "^"):
                 token = Token("bad", "circ")
             else:
-                del tokens[-2 if closes else -1:]
+                del tokens[-2 if closes else -1 :]
                 token = Token("op", "deg")
         elif closes and token.text == "}":
             closes = False
             continue
         elif token.text == "}" and tokens and tokens[-1].text == "{" and token.kind == tokens[-1].kind == "op":
-            tokens.pop()                                          # x^2{}y
+            tokens.pop()  # x^2{}y
             continue
         tokens.append(token)
     while tokens and tokens[-1].text in (".", ",", ";"):

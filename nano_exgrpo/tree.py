@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from nano_exgrpo.units import SINGLE_LETTERS, Unit, product
 
-MAX_ENTRIES = 64        # of a matrix
+MAX_ENTRIES = 64  # of a matrix
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class Ratio:
 
 
 INEQUALITIES = {"<", ">", "<=", ">=", "!="}
-TRANSPOSED = (Sym("T"), Sym("\\top"))      # exponents
+TRANSPOSED = (Sym("T"), Sym("\\top"))  # exponents
 Node = Num | Sym | Op | Seq | Rel | Matrix | Quantity | Based | Ratio
 
 # ------------------------------------------------------------------------------------------------ walking the tree
@@ -213,6 +213,7 @@ def count_signs(node: Node) -> int:
     """The number of plus-minus signs in a tree."""
     return (isinstance(node, Op) and node.head == "pm") + sum(map(count_signs, children(node)))
 
+
 # ------------------------------------------------------------------------------------------------ questions of form
 
 
@@ -241,9 +242,9 @@ def is_label(node: Node) -> bool:
         return False
     if node.head in ("call", "sub"):
         return all(isinstance(arg, str | Num) or is_label(arg) or node.head == "sub" for arg in node.args)
-    if node.head in ("e", "i"):                                   # as in AE = 5
+    if node.head in ("e", "i"):  # as in AE = 5
         return False
-    if node.head == "abs":                                        # |AB|, |z|, but |x| = 6 is an equation
+    if node.head == "abs":  # |AB|, |z|, but |x| = 6 is an equation
         return all(name[:1].isupper() or name[:1] in "z\\" for name in symbols(node)) and bool(symbols(node))
     if node.head in ("min", "max", "gcd", "lcm", "arg", "det"):
         return all(symbols(arg) for arg in node.args)
@@ -292,18 +293,23 @@ def numeral_and_letters(node: Node) -> tuple[Num, list[tuple[str, int]]] | None:
     if not isinstance(node, Op) or node.head not in ("*", "/"):
         return None
     found = numeral_and_letters(node.args[0])
-    if found is None or node.head == "/" and not found[1]:      # 8/m is no 8
+    if found is None or node.head == "/" and not found[1]:  # 8/m is no 8
         return None
     value, powers = found
     for letter in node.args[1:]:
         power = Num(Fraction(1))
         if isinstance(letter, Op) and letter.head == "^":
             letter, power = letter.args
-        if not isinstance(letter, Sym) or letter.name not in SINGLE_LETTERS or not isinstance(power, Num) or (
-                power.value.denominator != 1 or not 0 < power.value < 5):
+        if (
+            not isinstance(letter, Sym)
+            or letter.name not in SINGLE_LETTERS
+            or not isinstance(power, Num)
+            or (power.value.denominator != 1 or not 0 < power.value < 5)
+        ):
             return None
         powers = [*powers, (letter.name, int(power.value) * (-1 if node.head == "/" else 1))]
     return value, powers
+
 
 # -------------------------------------------------------------------------------------------------------- matrices
 
@@ -336,10 +342,14 @@ def matrix_rows(node: Node) -> list[list] | None:
             return [[Op("*", (*scalars, cell)) for cell in row] for row in matrices[0]]
         if len(matrices) == 2 and not scalars and len(matrices[0][0]) == len(matrices[1]):
             columns = list(zip(*matrices[1]))
-            return [[Op("+", tuple(Op("*", pair) for pair in zip(row, column))) for column in columns]
-                    for row in matrices[0]]
+            return [
+                [Op("+", tuple(Op("*", pair) for pair in zip(row, column))) for column in columns]
+                for row in matrices[0]
+            ]
     if head == "^" and parts[0] and args[1] in TRANSPOSED:
         return [list(column) for column in zip(*parts[0])]
     if head == "^" and parts[0] and isinstance(args[1], Num) and 2 <= args[1].value <= 4 and len(parts[0]) <= 3:
-        return matrix_rows(Op("*", (args[0], Op("^", (args[0], Num(args[1].value - 1))) if args[1].value > 2 else args[0])))
+        return matrix_rows(
+            Op("*", (args[0], Op("^", (args[0], Num(args[1].value - 1))) if args[1].value > 2 else args[0]))
+        )
     return None

@@ -77,9 +77,9 @@ any 1 units unit
 """
 _ROWS = [row.split() for row in _TABLE.strip().splitlines()]
 NAMED = {name: (dimension, Fraction(size)) for dimension, size, *names in _ROWS for name in names}
-NAMED["\\mu"] = ("micro", Fraction(1, 10 ** 6))
+NAMED["\\mu"] = ("micro", Fraction(1, 10**6))
 _PREFIXES = {"n": -9, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12}
-for _prefix, _power in _PREFIXES.items():                       # 3 MW, 3 mW: with their case
+for _prefix, _power in _PREFIXES.items():  # 3 MW, 3 mW: with their case
     for _symbol in ("g", "Hz", "N", "J", "W", "V", "A", "Pa", "eV", "mol"):
         NAMED.setdefault(_prefix + _symbol, (NAMED[_symbol][0], NAMED[_symbol][1] * Fraction(10) ** _power))
 _DERIVED = {"volume": (("length", 3),), "speed": (("length", 1), ("time", -1)), "micro": ()}
@@ -88,11 +88,13 @@ SINGLE_LETTERS = {name for name in NAMED if len(name) == 1 and name.isalpha()} |
 NEUTRAL = {"st", "nd", "rd", "th", "total", "approximately", "approx", "only"}
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3, "cu": 3}
 # Words that turn a number into a claim about it; a number they follow is not simply that number with a unit.
-_NOT_UNITS = set("is are was not or and if but to than then between least most more less about where when which "
-                 "that true false wrong incorrect correct right answer answers given unknown such with either "
-                 "neither some any maybe "
-                 "ignore reference response score no yes none for times plus minus because since so mod "
-                 "except excluded excluding without fails cannot never isn doesn rejected impossible below".split())
+_NOT_UNITS = set(
+    "is are was not or and if but to than then between least most more less about where when which "
+    "that true false wrong incorrect correct right answer answers given unknown such with either "
+    "neither some any maybe "
+    "ignore reference response score no yes none for times plus minus because since so mod "
+    "except excluded excluding without fails cannot never isn doesn rejected impossible below".split()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +115,13 @@ class Unit:
         """
         if not self.dims or not other.dims:
             return False
-        known = [[("length" if name == "any" else name, power) for name, power in unit.dims if name in DIMENSIONS]
-                 for unit in (self, other)]                     # square units are cm^2, not cm^3
+        known = [
+            [("length" if name == "any" else name, power) for name, power in unit.dims if name in DIMENSIONS]
+            for unit in (self, other)
+        ]  # square units are cm^2, not cm^3
         mine, theirs = (
-            {word for name, _ in unit.dims if name not in DIMENSIONS for word in name.split()}
-            for unit in (self, other))
+            {word for name, _ in unit.dims if name not in DIMENSIONS for word in name.split()} for unit in (self, other)
+        )
         return known[0] != known[1] or not (mine <= theirs or theirs <= mine)
 
     def converted(self, other: Unit) -> Fraction:
@@ -134,14 +138,14 @@ def product(powers: list[tuple[str, int]]) -> Unit:
         dimension, size = NAMED.get(name) or (name, Fraction(1))
         for part, part_power in _DERIVED.get(dimension, ((dimension, 1),)):
             dims[part] = dims.get(part, 0) + part_power * power
-        factor *= size ** power
+        factor *= size**power
     return Unit(tuple(sorted((d, p) for d, p in dims.items() if p)), factor)
 
 
 def parse_unit(tokens: list[Token], at: int) -> tuple[Unit, int] | None:
     """The unit that starts at `tokens[at]` and the index after it; None if nothing there reads as a unit."""
-    powers: list[tuple[str, int]] = []      # of known units
-    unknown: list[str] = []                 # words that are none
+    powers: list[tuple[str, int]] = []  # of known units
+    unknown: list[str] = []  # words that are none
     start, sign, next_power = at, 1, 1
     after_number = tokens[at - 1].kind in ("num", "text") or tokens[at - 1].text in ("}", ")", "!")
     while len(powers) + len(unknown) < 7:
@@ -168,13 +172,13 @@ def parse_unit(tokens: list[Token], at: int) -> tuple[Unit, int] | None:
         elif kind not in ("text", "word", "roman") and not (kind == "cmd" and name in ("min", "sec")):
             break
         at += 1
-        if kind == "text" and tokens[at].text == ".":            # "sq. in."
+        if kind == "text" and tokens[at].text == ".":  # "sq. in."
             at += 1
         if unit in ("per", "a") and powers:
             sign = -1
         elif unit in ("squared", "cubed") and powers:
             powers[-1] = (powers[-1][0], powers[-1][1] * _POWERS[unit])
-        elif unit in ("squared", "cubed"):                      # "3 squared" is no 3
+        elif unit in ("squared", "cubed"):  # "3 squared" is no 3
             at -= 1
             break
         elif unit in _POWERS:

@@ -67,7 +67,18 @@ def update_policy(
                 keep_behavior_logprobs([t for t, _ in batch], logprobs)
 
     totals: dict[str, float] = dict.fromkeys(
-        ("loss", "entropy", "tokens", "fresh_tokens", "clipped", "approx_kl", "replay_tokens", "replay_weight", "replay_ratio"), 0.0
+        (
+            "loss",
+            "entropy",
+            "tokens",
+            "fresh_tokens",
+            "clipped",
+            "approx_kl",
+            "replay_tokens",
+            "replay_weight",
+            "replay_ratio",
+        ),
+        0.0,
     )
     grad_norms, skipped = [], 0
     for share, rows in zip(shares, rows_of):
@@ -100,7 +111,15 @@ def update_policy(
             if config.entropy_coef:  # left out where it is 0, so that nothing is derived from the entropies
                 loss = loss - config.entropy_coef * entropies.sum() / whole["tokens"]
             loss.backward()
-            for name in ("loss", "fresh_tokens", "clipped", "approx_kl", "replay_tokens", "replay_weight", "replay_ratio"):
+            for name in (
+                "loss",
+                "fresh_tokens",
+                "clipped",
+                "approx_kl",
+                "replay_tokens",
+                "replay_weight",
+                "replay_ratio",
+            ):
                 totals[name] += getattr(parts, name).item()
             totals["entropy"] += entropies.sum().item()
             totals["tokens"] += mask.sum().item()

@@ -17,7 +17,7 @@ from nano_exgrpo.arithmetic import DIGITS, NOISE, Arithmetic, Undefined
 from nano_exgrpo.expressions import CALLED
 from nano_exgrpo.tree import Matrix, Node, Num, Op, Rel, Seq, Sym
 
-MAX_TERMS = 1_000            # of a sum or product that is written out
+MAX_TERMS = 1_000  # of a sum or product that is written out
 NAMES = {"+": "add", "*": "mul", "/": "div", "^": "pow"}
 
 
@@ -79,7 +79,7 @@ class Evaluator(Arithmetic):
         try:
             return self.checked(rule(*values) if rule else self.function(head, *values))
         except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
-            raise Undefined(f"{head}: {error}") from None        # too few arguments, complex order, a pole
+            raise Undefined(f"{head}: {error}") from None  # too few arguments, complex order, a pole
 
     def value_and_real(self, node: Node):
         """The value of a tree, and whether all of it stays real, roots and logarithms included."""
@@ -88,7 +88,7 @@ class Evaluator(Arithmetic):
         return value, not self.left_reals and not isinstance(value, self.ctx.mpc)
 
     def op_i(self):
-        return self.env["i"] if "i" in self.env else self.ctx.mpc(0, 1)      # a bound variable if a sum says so
+        return self.env["i"] if "i" in self.env else self.ctx.mpc(0, 1)  # a bound variable if a sum says so
 
     # -- what has no arithmetic of its own
 
@@ -107,16 +107,21 @@ class Evaluator(Arithmetic):
         if isinstance(node, Op) and node.head in ("...", "inf", "reals"):
             return node.head
         value = self.value(node)
-        if isinstance(value, Fraction) and value.denominator == 1 and abs(value) < 10 ** 15:
+        if isinstance(value, Fraction) and value.denominator == 1 and abs(value) < 10**15:
             return str(value.numerator)
         return self.ctx.nstr(self.num(value), 20).removesuffix(".0")
 
     def opaque(self, node: Op):
         """A call or a subscripted symbol: a random function of the values of its arguments."""
         name, *args = node.args
-        if node.head == "call" and len(args) == 1 and isinstance(name, Sym) and isinstance(args[0], Sym) and not (
-                name.name[:1] in CALLED or "'" in name.name):
-            return self.op_mul(self.value(name), self.value(args[0]))      # u(t): alike as a call or as a product
+        if (
+            node.head == "call"
+            and len(args) == 1
+            and isinstance(name, Sym)
+            and isinstance(args[0], Sym)
+            and not (name.name[:1] in CALLED or "'" in name.name)
+        ):
+            return self.op_mul(self.value(name), self.value(args[0]))  # u(t): alike as a call or as a product
         title = name if isinstance(name, str) else name.name if isinstance(name, Sym) else self.key(name)
         return self.random_value(node.head, title, *(self.key(arg) for arg in args))
 
@@ -160,7 +165,7 @@ class Evaluator(Arithmetic):
             return rows[0][0]
         total = Fraction(0)
         for at, cell in enumerate(rows[0]):
-            part = self.op_mul(cell, self.minor([row[:at] + row[at + 1:] for row in rows[1:]]))
+            part = self.op_mul(cell, self.minor([row[:at] + row[at + 1 :] for row in rows[1:]]))
             total = self.op_add(total, -part if at % 2 else part)
         return total
 
@@ -173,7 +178,7 @@ def close(at: Evaluator, x, y, a: Node | None = None, b: Node | None = None) -> 
     """
     if isinstance(x, Fraction) and isinstance(y, Fraction):
         return x == y
-    tiny = -3 * NOISE                                            # in bits, above 10^-NOISE
+    tiny = -3 * NOISE  # in bits, above 10^-NOISE
     if a is not None and all(v == 0 or at.magnitude(v) < tiny for v in (x, y)):
         at = Evaluator(at.index, at.whole, at.budget, 2 * DIGITS + 20, dict(at.env))
         x, y = at.value(a), at.value(b)

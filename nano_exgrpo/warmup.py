@@ -106,7 +106,9 @@ def load_demonstrations(config: TrainConfig) -> list[tuple[str, str]]:
     return pairs
 
 
-def follow_demonstrations(policy: Policy, pairs: Sequence[tuple[str, str]], config: TrainConfig, stop: StopRequest) -> None:
+def follow_demonstrations(
+    policy: Policy, pairs: Sequence[tuple[str, str]], config: TrainConfig, stop: StopRequest
+) -> None:
     """Warm up a real model, as the run is going to train it. Demonstrations that no rollout could equal, because they
     are longer, are left out. Raises InputError where none is short enough, Interrupted where `stop` is requested."""
     examples = [
@@ -116,7 +118,9 @@ def follow_demonstrations(policy: Policy, pairs: Sequence[tuple[str, str]], conf
         and len(response) <= config.max_response_length
     ]
     if len(examples) < len(pairs):
-        print(f"skipped {len(pairs) - len(examples)} of {len(pairs)} demonstrations: longer than --max-prompt-length or --max-response-length")
+        print(
+            f"skipped {len(pairs) - len(examples)} of {len(pairs)} demonstrations: longer than --max-prompt-length or --max-response-length"
+        )
     if not examples:
         raise InputError("every demonstration is longer than --max-prompt-length or --max-response-length; raise them")
     optimizer = make_optimizer(policy.model.parameters(), config.optimizer, lr=config.warmup_lr, weight_decay=0.0)

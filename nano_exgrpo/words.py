@@ -9,8 +9,9 @@ from nano_exgrpo.tokens import Token
 
 CHOICES = set("ABCDEFGHIJ")
 _SAME = {
-    **dict.fromkeys(["no real solution", "no real solutions", "there is no real solution", "has no solution"],
-                    "no solution"),
+    **dict.fromkeys(
+        ["no real solution", "no real solutions", "there is no real solution", "has no solution"], "no solution"
+    ),
     **dict.fromkeys(["does not exist", "dne", "undefined", "doesn t exist"], "undefined"),
 }
 
@@ -19,9 +20,12 @@ def words(tokens: list[Token]) -> tuple[str, ...]:
     """The tokens as strings, words in lower case."""
     out = []
     for at, (kind, text, _, _, written) in enumerate(tokens):
-        if text in ("an", "the") and kind in ("text", "word") or (
-                text == "a" and kind == "roman" and tokens[at + 1].kind == "text"):
-            continue                                            # "a parabola"
+        if (
+            text in ("an", "the")
+            and kind in ("text", "word")
+            or (text == "a" and kind == "roman" and tokens[at + 1].kind == "text")
+        ):
+            continue  # "a parabola"
         if kind in ("word", "text") and looks_like_word(written or text):
             text = text.lower()
         elif kind == "text":
@@ -34,7 +38,8 @@ def words(tokens: list[Token]) -> tuple[str, ...]:
 def looks_like_word(run: str) -> bool:
     """Whether letters are a word and not a product of symbols: `Yes`, `even`, `DNE`, not `Nn`, `abC`, `MW`."""
     return run.lower() in ("no", "yes", "true", "false", "none", "am", "pm") or (
-        len(run) > 2 and (run[1:].islower() or run.isupper()) and any(c in "aeiouy" for c in run.lower()))
+        len(run) > 2 and (run[1:].islower() or run.isupper()) and any(c in "aeiouy" for c in run.lower())
+    )
 
 
 def same_words(gold: list[Token], answer: list[Token]) -> bool:
@@ -46,7 +51,7 @@ def same_words(gold: list[Token], answer: list[Token]) -> bool:
         return True
     if all(t.kind in ("text", "word", "roman") or t.text in ("and", ",") for t in (*gold[:-1], *answer[:-1])):
         parts = [sorted(" ".join(side).replace(" , ", " and ").split(" and ")) for side in (left, right)]
-        if parts[0] == parts[1]:                                # Ann and Bob; Bob and Ann
+        if parts[0] == parts[1]:  # Ann and Bob; Bob and Ann
             return True
     return _SAME.get(" ".join(left), "gold") == _SAME.get(" ".join(right), "answer")
 

@@ -65,11 +65,15 @@ def build(family: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Pol
             num_key_value_heads=2, max_position_embeddings=64, eos_token_id=0, bos_token_id=None,
         )  # fmt: skip
         return make_policy(LlamaForCausalLM(config).to(dtype), tokenizer)
-    config = GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=2, n_head=2, n_positions=64, eos_token_id=0, bos_token_id=None)
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_embd=16, n_layer=2, n_head=2, n_positions=64, eos_token_id=0, bos_token_id=None
+    )
     return make_policy(GPT2LMHeadModel(config).to(dtype), tokenizer)
 
 
-def ragged(policy: Policy, lengths: list[tuple[int, int]], seed: int = 0) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def ragged(
+    policy: Policy, lengths: list[tuple[int, int]], seed: int = 0
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Random prompts and responses of the given (prompt, response) lengths."""
     generator = torch.Generator().manual_seed(seed)
     size = policy.model.get_output_embeddings().weight.shape[0]

@@ -22,7 +22,9 @@ from nano_exgrpo.policy import Policy
 class TabularModel(nn.Module):
     """logits[state] for every state; `table` [states, V] is the only trained parameter θ."""
 
-    def __init__(self, vocabulary: int, length: int, questions: int = 1, seed: int = 0, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(
+        self, vocabulary: int, length: int, questions: int = 1, seed: int = 0, dtype: torch.dtype = torch.float64
+    ) -> None:
         super().__init__()
         self.vocabulary, self.length = vocabulary, length
         prefixes = [p for n in range(length) for p in itertools.product(range(vocabulary), repeat=n)]

@@ -20,164 +20,440 @@ from nano_exgrpo.values import sample
 
 ROOT = Path(__file__).resolve().parent.parent
 HANDED = ROOT.parent / "shared" / "checker" / "handed.jsonl"
-SLOWEST = 0.25          # seconds of its thread's CPU time that any verdict may take
+SLOWEST = 0.25  # seconds of its thread's CPU time that any verdict may take
 
 EQUAL = [
     # exact values
-    ("0.25", "1/4"), (r"\sqrt{8}", r"2\sqrt2"), (r"\sqrt{7-4\sqrt3}", r"2-\sqrt3"),
-    (r"\frac{1+i}{2}", r"\frac{1}{1-i}"), ("2^{100}", "4^{50}"), (r"\tan^2 y+1", r"\sec^2 y"),
-    (r"\frac{x^2-1}{x-1}", "x+1"), (r"-\tau\ln\Delta", r"\tau\ln\frac{1}{\Delta}"), (r"\sqrt x\sqrt y", r"\sqrt{xy}"),
-    (r"\lceil n/2\rceil", r"\lfloor\frac{n+1}{2}\rfloor"), (r"\binom{2n}{n}", r"\frac{(2n)!}{(n!)^2}"),
-    ("(-1)^n", r"\cos(n\pi)"), (r"\frac{\log 2}{\log 3}", r"\log_3 2"), ("0", r"\sqrt2\sqrt3-\sqrt6"),
+    ("0.25", "1/4"),
+    (r"\sqrt{8}", r"2\sqrt2"),
+    (r"\sqrt{7-4\sqrt3}", r"2-\sqrt3"),
+    (r"\frac{1+i}{2}", r"\frac{1}{1-i}"),
+    ("2^{100}", "4^{50}"),
+    (r"\tan^2 y+1", r"\sec^2 y"),
+    (r"\frac{x^2-1}{x-1}", "x+1"),
+    (r"-\tau\ln\Delta", r"\tau\ln\frac{1}{\Delta}"),
+    (r"\sqrt x\sqrt y", r"\sqrt{xy}"),
+    (r"\lceil n/2\rceil", r"\lfloor\frac{n+1}{2}\rfloor"),
+    (r"\binom{2n}{n}", r"\frac{(2n)!}{(n!)^2}"),
+    ("(-1)^n", r"\cos(n\pi)"),
+    (r"\frac{\log 2}{\log 3}", r"\log_3 2"),
+    ("0", r"\sqrt2\sqrt3-\sqrt6"),
     # percent, degrees, units
-    (r"28\%", "0.28"), (r"28\%", "28 percent"), ("0.335", r"33.5\%"), (r"28\%", "28"), (r"90^\circ", "90"),
-    (r"90^\circ", r"\frac{\pi}{2}"), (r"15\mbox{ cm}^2", "15"), ("15", r"15\text{ square inches}"),
-    (r"864\mbox{ inches}^2", r"864\text{ square inches}"), ("9500", r"\$9{,}500"),
-    (r"60\text{ mph}", r"60\text{ miles per hour}"), (r"3\text{ hours}", r"180\text{ minutes}"),
-    ("1000.99", "1,000.99m²"), ("12", "12 students"),
+    (r"28\%", "0.28"),
+    (r"28\%", "28 percent"),
+    ("0.335", r"33.5\%"),
+    (r"28\%", "28"),
+    (r"90^\circ", "90"),
+    (r"90^\circ", r"\frac{\pi}{2}"),
+    (r"15\mbox{ cm}^2", "15"),
+    ("15", r"15\text{ square inches}"),
+    (r"864\mbox{ inches}^2", r"864\text{ square inches}"),
+    ("9500", r"\$9{,}500"),
+    (r"60\text{ mph}", r"60\text{ miles per hour}"),
+    (r"3\text{ hours}", r"180\text{ minutes}"),
+    ("1000.99", "1,000.99m²"),
+    ("12", "12 students"),
     # labels and equations
-    ("5", "x=5"), ("x=5", "5"), ("2=x", "x=2"), ("f(x)=x^2", "x^2"), ("f(x)=x^2", "f(t)=t^2"), ("1", "|AB|=1"),
-    ("60", r"\angle ABC=60^\circ"), ("12", r"\text{Area}=12"), ("1/3", r"x=\frac13\approx 0.333"),
-    ("6", r"x=2\cdot3=6"), ("2x+4y-3=0", r"y=-\frac12x+\frac34"), ("y=2x", "4x-2y=0"),
-    ("f(n)=n^2", r"f(n)=n^2\text{ for all }n"), ("ax+b", "b+ax, where b is odd"),
+    ("5", "x=5"),
+    ("x=5", "5"),
+    ("2=x", "x=2"),
+    ("f(x)=x^2", "x^2"),
+    ("f(x)=x^2", "f(t)=t^2"),
+    ("1", "|AB|=1"),
+    ("60", r"\angle ABC=60^\circ"),
+    ("12", r"\text{Area}=12"),
+    ("1/3", r"x=\frac13\approx 0.333"),
+    ("6", r"x=2\cdot3=6"),
+    ("2x+4y-3=0", r"y=-\frac12x+\frac34"),
+    ("y=2x", "4x-2y=0"),
+    ("f(n)=n^2", r"f(n)=n^2\text{ for all }n"),
+    ("ax+b", "b+ax, where b is odd"),
     (r"\frac{\pi}{6}+\pi k", r"\frac{\pi}{6}+k\pi, k\in\mathbb{Z}"),
     # lists, sets, tuples
-    ("1,-2", "-2, 1"), (r"\{1,2\}", "2,1"), (r"19, 46, \text{ and } 82", "82,19,46"), ("n=1, 2", "2,1"),
-    (r"3\pm\sqrt2", r"3-\sqrt2, 3+\sqrt2"), (r"(\pm1,\pm2)", "(1,2),(1,-2),(-1,2),(-1,-2)"),
-    (r"(\pm1,\mp2)", "(1,-2),(-1,2)"), ("(1,2)", "x=1, y=2"), ("(p,q)=(3,2)", "(3,2)"), (r"\emptyset", r"\{\}"),
-    (r"\{1,2\}\cup\{3\}", r"\{1,2,3\}"), ("100,200,300", "300, 200, 100"), ("(1,2),(3,4)", "(3,4) and (1,2)"),
+    ("1,-2", "-2, 1"),
+    (r"\{1,2\}", "2,1"),
+    (r"19, 46, \text{ and } 82", "82,19,46"),
+    ("n=1, 2", "2,1"),
+    (r"3\pm\sqrt2", r"3-\sqrt2, 3+\sqrt2"),
+    (r"(\pm1,\pm2)", "(1,2),(1,-2),(-1,2),(-1,-2)"),
+    (r"(\pm1,\mp2)", "(1,-2),(-1,2)"),
+    ("(1,2)", "x=1, y=2"),
+    ("(p,q)=(3,2)", "(3,2)"),
+    (r"\emptyset", r"\{\}"),
+    (r"\{1,2\}\cup\{3\}", r"\{1,2,3\}"),
+    ("100,200,300", "300, 200, 100"),
+    ("(1,2),(3,4)", "(3,4) and (1,2)"),
     # intervals and inequalities
-    ("(0,12.5)", "0<x<12.5"), (r"m\in[\sqrt2,+\infty)", r"m\ge\sqrt2"), (r"(-\infty,-5]\cup[5,\infty)", r"|x|\ge5"),
-    ("[-1,3]", r"|x-1|\le2"), (r"(-\infty,1)\cup(1,\infty)", r"\mathbb{R}\setminus\{1\}"),
-    (r"(-\infty,1)\cup(1,\infty)", r"x\ne1"), ("(3,4]", r"4\ge x>3"), ("x>3", "2x>6"), ("(2,5)", "x>2, x<5"),
-    ("(1,2]\\cup(2,3)", "(1,3)"), ("x<2 or x>3", r"(3,\infty)\cup(-\infty,2)"), ("a<b", "b>a"),
-    (r"(-\infty,0)\cup(0,\infty)", "ℝ∖{0}"), (r"\mathbb{R}", "all real numbers"),
+    ("(0,12.5)", "0<x<12.5"),
+    (r"m\in[\sqrt2,+\infty)", r"m\ge\sqrt2"),
+    (r"(-\infty,-5]\cup[5,\infty)", r"|x|\ge5"),
+    ("[-1,3]", r"|x-1|\le2"),
+    (r"(-\infty,1)\cup(1,\infty)", r"\mathbb{R}\setminus\{1\}"),
+    (r"(-\infty,1)\cup(1,\infty)", r"x\ne1"),
+    ("(3,4]", r"4\ge x>3"),
+    ("x>3", "2x>6"),
+    ("(2,5)", "x>2, x<5"),
+    ("(1,2]\\cup(2,3)", "(1,3)"),
+    ("x<2 or x>3", r"(3,\infty)\cup(-\infty,2)"),
+    ("a<b", "b>a"),
+    (r"(-\infty,0)\cup(0,\infty)", "ℝ∖{0}"),
+    (r"\mathbb{R}", "all real numbers"),
     # matrices, ratios, bases, words
     (r"\begin{pmatrix}1/2\\1\end{pmatrix}", r"\frac12\begin{bmatrix}1\\2\end{bmatrix}"),
     (r"\begin{pmatrix}1\\2\end{pmatrix}", "(1,2)"),
     (r"\begin{pmatrix}6&8\end{pmatrix}", r"\begin{pmatrix}1&2\end{pmatrix}+\begin{pmatrix}5&6\end{pmatrix}"),
-    ("7:32", "7 : 32"), ("3:4", "6:8"), (r"3:30\text{ PM}", "3:30 p.m."), ("52_8", "52_{8}"), ("Yes", r"\text{yes}"),
-    (r"\text{(C)}", "C"), (r"\text{Evelyn}", r"\textbf{Evelyn.}"), ("odd $n$", r"\text{odd } n"),
-    ("B", r"\textbf{(B) }12"), ("12", r"\textbf{(B) }12"), (r"\text{no solution}", r"\varnothing"),
-    (r"\infty", "infinity"), ("4.12310562561766", r"\sqrt{17}"), ("9^{9^{9^9}}", "9^{9^{9^9}}"),
+    ("7:32", "7 : 32"),
+    ("3:4", "6:8"),
+    (r"3:30\text{ PM}", "3:30 p.m."),
+    ("52_8", "52_{8}"),
+    ("Yes", r"\text{yes}"),
+    (r"\text{(C)}", "C"),
+    (r"\text{Evelyn}", r"\textbf{Evelyn.}"),
+    ("odd $n$", r"\text{odd } n"),
+    ("B", r"\textbf{(B) }12"),
+    ("12", r"\textbf{(B) }12"),
+    (r"\text{no solution}", r"\varnothing"),
+    (r"\infty", "infinity"),
+    ("4.12310562561766", r"\sqrt{17}"),
+    ("9^{9^{9^9}}", "9^{9^{9^9}}"),
     # equations up to a factor that makes no solution; quadratic inequalities
-    (r"y=\frac1x", "xy=1"), (r"y=\frac{2}{x+1}", "y(x+1)=2"), ("PV=nRT", r"P=\frac{nRT}{V}"),
-    (r"y=\frac{\pi}{x}", r"xy=\pi"), (r"m\frac{dv}{dt}+bv=f", r"\frac{dv}{dt}=\frac{f-bv}{m}"), ("(-3,3)", "x^2<9"),
-    (r"(-\infty,-1]\cup[4,\infty)", r"x^2-3x-4\ge0"), ("(1,3)", "-x^2+4x-3>0"), (r"(-3,-1)\cup(1,3)", "1<x^2<9"),
-    ("[-3,3]", r"0\le x^2\le9"), (r"(-2,-1]\cup[1,2)", r"1\le|x|<2"), (r"\emptyset", "x^2<0"),
-    (r"\mathbb{R}\setminus\{2\}", "(x-2)^2>0"), (r"x\ne\pm2", r"x^2\ne4"), ("1,-1,3", r"x\in\{3,\pm1\}"),
+    (r"y=\frac1x", "xy=1"),
+    (r"y=\frac{2}{x+1}", "y(x+1)=2"),
+    ("PV=nRT", r"P=\frac{nRT}{V}"),
+    (r"y=\frac{\pi}{x}", r"xy=\pi"),
+    (r"m\frac{dv}{dt}+bv=f", r"\frac{dv}{dt}=\frac{f-bv}{m}"),
+    ("(-3,3)", "x^2<9"),
+    (r"(-\infty,-1]\cup[4,\infty)", r"x^2-3x-4\ge0"),
+    ("(1,3)", "-x^2+4x-3>0"),
+    (r"(-3,-1)\cup(1,3)", "1<x^2<9"),
+    ("[-3,3]", r"0\le x^2\le9"),
+    (r"(-2,-1]\cup[1,2)", r"1\le|x|<2"),
+    (r"\emptyset", "x^2<0"),
+    (r"\mathbb{R}\setminus\{2\}", "(x-2)^2>0"),
+    (r"x\ne\pm2", r"x^2\ne4"),
+    ("1,-1,3", r"x\in\{3,\pm1\}"),
     # compound quantities, multiples, transposed tuples
-    (r"90\text{ minutes}", r"1\text{ hour }30\text{ minutes}"), ("74 inches", r"6\text{ ft }2\text{ in}"),
-    (r"\$3.50", "3 dollars and 50 cents"), ("15000000", "15 million"), ("300000", "300 thousand dollars"),
-    (r"2.5\times10^5\text{ J}", r"250\text{ kJ}"), (r"\begin{pmatrix}1\\2\\3\end{pmatrix}", "(1,2,3)^T"),
+    (r"90\text{ minutes}", r"1\text{ hour }30\text{ minutes}"),
+    ("74 inches", r"6\text{ ft }2\text{ in}"),
+    (r"\$3.50", "3 dollars and 50 cents"),
+    ("15000000", "15 million"),
+    ("300000", "300 thousand dollars"),
+    (r"2.5\times10^5\text{ J}", r"250\text{ kJ}"),
+    (r"\begin{pmatrix}1\\2\\3\end{pmatrix}", "(1,2,3)^T"),
     # where sympy's canonical form decides
-    (r"\int_0^1 x^2 dx", r"\int_0^1 t^2\,dt"), (r"\sum_{k=1}^\infty\frac1{k^2}", r"\sum_{n=1}^\infty\frac{1}{n^2}"),
-    (r"\sqrt2+10^{-50}", r"10^{-50}+\sqrt2"), (r"10^{50}+\sqrt8", r"2\sqrt2+10^{50}"), (r"\ln(x^2)", r"2\ln|x|"),
-    ("6", r"\sum_{i=0}^{3} i"), ("500500", r"\sum_{k=1}^{1000} k"),
+    (r"\int_0^1 x^2 dx", r"\int_0^1 t^2\,dt"),
+    (r"\sum_{k=1}^\infty\frac1{k^2}", r"\sum_{n=1}^\infty\frac{1}{n^2}"),
+    (r"\sqrt2+10^{-50}", r"10^{-50}+\sqrt2"),
+    (r"10^{50}+\sqrt8", r"2\sqrt2+10^{50}"),
+    (r"\ln(x^2)", r"2\ln|x|"),
+    ("6", r"\sum_{i=0}^{3} i"),
+    ("500500", r"\sum_{k=1}^{1000} k"),
     # an unbraced argument is one token; mixed numbers stay whole
-    ("50", r"10^2\frac12"), ("-3", r"\log_2\frac18"), (r"\frac16", r"\frac12\frac13"), (r"\frac{\sqrt3}2", r"\sqrt3\frac12"),
+    ("50", r"10^2\frac12"),
+    ("-3", r"\log_2\frac18"),
+    (r"\frac16", r"\frac12\frac13"),
+    (r"\frac{\sqrt3}2", r"\sqrt3\frac12"),
     ("10^{5/2}", r"10^{2\frac12}"),
     # units behind labels, in brackets, with prefixes; degrees and radians; multiples
-    (r"2\text{ m}", r"x=200\text{ cm}"), (r"12\text{ cm}", r"12\text{ cm}=0.12\text{ m}"), (r"x=12\text{ cm}", "12"),
-    ("5", r"5\ (\text{cm})"), (r"5\text{ m/s}", r"5\ [\text{m/s}]"), (r"5\text{ kN}", r"5000\text{ N}"),
-    (r"3\text{ mA}", r"0.003\text{ A}"), (r"5\text{ Meters}", r"5\text{ meters}"), (r"45^\circ", r"\frac\pi4\text{ radians}"),
-    (r"90^\circ-\frac\alpha2", r"\frac\pi2-\frac\alpha2"), (r"25^\circ\text{C}", "25"), (r"25^\circ C", r"25\text{ degrees Celsius}"),
-    ("24", r"2\text{ dozen}"), (r"\frac23", r"2\text{ thirds}"), (r"20\text{ square units}", r"20\text{ cm}^2"), ("500", r"\text{Rs. }500"),
+    (r"2\text{ m}", r"x=200\text{ cm}"),
+    (r"12\text{ cm}", r"12\text{ cm}=0.12\text{ m}"),
+    (r"x=12\text{ cm}", "12"),
+    ("5", r"5\ (\text{cm})"),
+    (r"5\text{ m/s}", r"5\ [\text{m/s}]"),
+    (r"5\text{ kN}", r"5000\text{ N}"),
+    (r"3\text{ mA}", r"0.003\text{ A}"),
+    (r"5\text{ Meters}", r"5\text{ meters}"),
+    (r"45^\circ", r"\frac\pi4\text{ radians}"),
+    (r"90^\circ-\frac\alpha2", r"\frac\pi2-\frac\alpha2"),
+    (r"25^\circ\text{C}", "25"),
+    (r"25^\circ C", r"25\text{ degrees Celsius}"),
+    ("24", r"2\text{ dozen}"),
+    (r"\frac23", r"2\text{ thirds}"),
+    (r"20\text{ square units}", r"20\text{ cm}^2"),
+    ("500", r"\text{Rs. }500"),
     # subscripts however written; scripts in either order
-    ("k_BT", r"k_{\mathrm B}T"), ("v_f", r"v_{\text{f}}"), ("x_1^2", "x^2_1"), ("a_n^{-1}", "a^{-1}_n"),
+    ("k_BT", r"k_{\mathrm B}T"),
+    ("v_f", r"v_{\text{f}}"),
+    ("x_1^2", "x^2_1"),
+    ("a_n^{-1}", "a^{-1}_n"),
     # sets: builders, finite ones, named integers, congruences, inequalities around an absolute value
-    (r"(2,\infty)", r"\{x\in\mathbb{R}\mid x>2\}"), (r"\{n\in\mathbb{Z}:n>5\}", r"n>5, n\in\mathbb{Z}"),
-    (r"\{2,3\}\cap\{3,4\}", r"\{3\}"), ("3,4,5", r"\{3\}\cup\{4\}\cup\{5\}"), (r"[0,\infty)", r"\mathbb R_{\ge0}"),
-    (r"x=k\pi, k\in\mathbb{Z}", r"x=n\pi\ (n\in\mathbb{Z})"), (r"x\equiv3\pmod7", r"x\equiv-4\pmod7"), ("(-10,2)", "2|x+4|<12"),
+    (r"(2,\infty)", r"\{x\in\mathbb{R}\mid x>2\}"),
+    (r"\{n\in\mathbb{Z}:n>5\}", r"n>5, n\in\mathbb{Z}"),
+    (r"\{2,3\}\cap\{3,4\}", r"\{3\}"),
+    ("3,4,5", r"\{3\}\cup\{4\}\cup\{5\}"),
+    (r"[0,\infty)", r"\mathbb R_{\ge0}"),
+    (r"x=k\pi, k\in\mathbb{Z}", r"x=n\pi\ (n\in\mathbb{Z})"),
+    (r"x\equiv3\pmod7", r"x\equiv-4\pmod7"),
+    ("(-10,2)", "2|x+4|<12"),
     (r"\mathbb{R}\setminus\{1\}", r"\text{all real numbers except }1"),
     # layout and spellings
-    ("5", r"\begin{aligned} x &= 5 \end{aligned}"), ("x=1,y=2", r"\begin{aligned}x&=1\\y&=2\end{aligned}"), (r"\frac12", r"\nicefrac12"),
-    ("x^2y", "x^2{}y"), (r"\bar z", r"\overline z"), ("1-2i", r"\overline{1+2i}"), ("25000", "2.5e4."), ("44_5", r"44_{\text{base }5}"),
-    (r"9:05\text{ a.m.}", r"9{:}05\text{ AM}"), (r"\begin{pmatrix}2&1\\1&1\end{pmatrix}", r"\begin{pmatrix}1&1\\1&0\end{pmatrix}^2"),
-    ("|x-10|", "|10-x|"), (r"\sqrt{(x-5)^2}", "|x-5|"), (r"\text{YES}", r"\text{yes}"), ("(5,1)", "m=5, k=1"),
+    ("5", r"\begin{aligned} x &= 5 \end{aligned}"),
+    ("x=1,y=2", r"\begin{aligned}x&=1\\y&=2\end{aligned}"),
+    (r"\frac12", r"\nicefrac12"),
+    ("x^2y", "x^2{}y"),
+    (r"\bar z", r"\overline z"),
+    ("1-2i", r"\overline{1+2i}"),
+    ("25000", "2.5e4."),
+    ("44_5", r"44_{\text{base }5}"),
+    (r"9:05\text{ a.m.}", r"9{:}05\text{ AM}"),
+    (r"\begin{pmatrix}2&1\\1&1\end{pmatrix}", r"\begin{pmatrix}1&1\\1&0\end{pmatrix}^2"),
+    ("|x-10|", "|10-x|"),
+    (r"\sqrt{(x-5)^2}", "|x-5|"),
+    (r"\text{YES}", r"\text{yes}"),
+    ("(5,1)", "m=5, k=1"),
     # numbered symbols and calls as symbols; letters as units; numerals with letters; binomials and cis
-    ("x_1+x_2=1", "2x_1+2x_2=2"), ("2x_1=6", "x_1=3"), ("a_1=2", "2"), (r"\sum_{k=1}^3 a_k", "a_1+a_2+a_3"), (r"2\text{ hours}", "2h"),
-    (r"5\,\mathrm{m/s}^2", "5 m/s^2"), (r"60\text{ minutes}", "1 h"), ("13", "13 m"), ("3A7_{16}", "3A7_{16}"), ("100200", "100,200"),
-    ("56", "{}_8C_3"), ("56", "^8C_3"), (r"1+\sqrt3 i", r"2\operatorname{cis}60^\circ"), ("2y=4x", "y=2x"),
+    ("x_1+x_2=1", "2x_1+2x_2=2"),
+    ("2x_1=6", "x_1=3"),
+    ("a_1=2", "2"),
+    (r"\sum_{k=1}^3 a_k", "a_1+a_2+a_3"),
+    (r"2\text{ hours}", "2h"),
+    (r"5\,\mathrm{m/s}^2", "5 m/s^2"),
+    (r"60\text{ minutes}", "1 h"),
+    ("13", "13 m"),
+    ("3A7_{16}", "3A7_{16}"),
+    ("100200", "100,200"),
+    ("56", "{}_8C_3"),
+    ("56", "^8C_3"),
+    (r"1+\sqrt3 i", r"2\operatorname{cis}60^\circ"),
+    ("2y=4x", "y=2x"),
 ]
-ONE_WAY = [     # what an answer may add, a gold answer asks for
-    ("B", r"\textbf{(B) }12"), ("12", r"\textbf{(B) }12"), ("1000.99", "1,000.99m²"),
-    ("ax+b", "b+ax, where b is odd"), ("13", "13 m"),
+ONE_WAY = [  # what an answer may add, a gold answer asks for
+    ("B", r"\textbf{(B) }12"),
+    ("12", r"\textbf{(B) }12"),
+    ("1000.99", "1,000.99m²"),
+    ("ax+b", "b+ax, where b is odd"),
+    ("13", "13 m"),
 ]
 DIFFERENT = [
     # exact values
-    ("1/3", "0.33"), (r"\pi", "3.14"), ("262537412640768744", r"e^{\pi\sqrt{163}}"), ("1/2^{99}", "1/2^{98}"),
-    ("0", r"\frac{1}{3^{10^9}}"), ("0", "e^{-200}"), ("10000", "10001"), ("R+r", "2R"), ("Nn", "n^2"),
-    (r"\alpha", "a"), (r"\sqrt{x^2}", "x"), ("|x|", "x"), (r"\lfloor x\rfloor", "x"),
-    (r"\lfloor\frac{2n-1}{5}\rfloor", r"\lfloor\frac{2n+1}{5}\rfloor"), ("e^t/3", "e^{t/3}"),
-    (r"\frac{a+b}{c}", r"a+\frac bc"), ("I(0)", "I(1)"), ("f(x)", "fx"), ("4.5e33", r"4.5e\cdot33"),
-    ("0", r"\frac00"), ("1", r"\frac{\text{any}}{\text{any}}"), (r"\dot x", "x"), ("2", r"\frac{dy}{dx}"),
+    ("1/3", "0.33"),
+    (r"\pi", "3.14"),
+    ("262537412640768744", r"e^{\pi\sqrt{163}}"),
+    ("1/2^{99}", "1/2^{98}"),
+    ("0", r"\frac{1}{3^{10^9}}"),
+    ("0", "e^{-200}"),
+    ("10000", "10001"),
+    ("R+r", "2R"),
+    ("Nn", "n^2"),
+    (r"\alpha", "a"),
+    (r"\sqrt{x^2}", "x"),
+    ("|x|", "x"),
+    (r"\lfloor x\rfloor", "x"),
+    (r"\lfloor\frac{2n-1}{5}\rfloor", r"\lfloor\frac{2n+1}{5}\rfloor"),
+    ("e^t/3", "e^{t/3}"),
+    (r"\frac{a+b}{c}", r"a+\frac bc"),
+    ("I(0)", "I(1)"),
+    ("f(x)", "fx"),
+    ("4.5e33", r"4.5e\cdot33"),
+    ("0", r"\frac00"),
+    ("1", r"\frac{\text{any}}{\text{any}}"),
+    (r"\dot x", "x"),
+    ("2", r"\frac{dy}{dx}"),
     # percent, units
-    (r"0.5\%", "0.5"), ("28", "0.28"), (r"90\text{ minutes}", r"90\text{ hours}"),
-    (r"20\text{ cm}^2", r"20\text{ cm}^3"), (r"\$5", "5 cents"), (r"\frac{1}{\sqrt2}c", r"\frac{1}{\sqrt2}"),
-    ("12", r"12\text{ is wrong}"), (r"12\text{ apples}", r"12\text{ pears}"),
+    (r"0.5\%", "0.5"),
+    ("28", "0.28"),
+    (r"90\text{ minutes}", r"90\text{ hours}"),
+    (r"20\text{ cm}^2", r"20\text{ cm}^3"),
+    (r"\$5", "5 cents"),
+    (r"\frac{1}{\sqrt2}c", r"\frac{1}{\sqrt2}"),
+    ("12", r"12\text{ is wrong}"),
+    (r"12\text{ apples}", r"12\text{ pears}"),
     # labels and equations
-    ("7=11a+c", "11a+c"), ("a+3z=0", "0"), ("3", "n=3k"), ("25", "24=25=26"), ("x=1", "y=1"), ("y=2x+3", "0=0"),
-    ("y=2x+3", "y=y"), ("y=2x", "y=-2x"), ("f(x)=x^2", "g(x)=x^2"), ("33", "m+n=33"), ("6", "|x|=6"),
-    ("MR=SRMC", "SRMC"), ("f(x)=ax+b, where b is odd", "f(x)=ax+b, where b is even"),
+    ("7=11a+c", "11a+c"),
+    ("a+3z=0", "0"),
+    ("3", "n=3k"),
+    ("25", "24=25=26"),
+    ("x=1", "y=1"),
+    ("y=2x+3", "0=0"),
+    ("y=2x+3", "y=y"),
+    ("y=2x", "y=-2x"),
+    ("f(x)=x^2", "g(x)=x^2"),
+    ("33", "m+n=33"),
+    ("6", "|x|=6"),
+    ("MR=SRMC", "SRMC"),
+    ("f(x)=ax+b, where b is odd", "f(x)=ax+b, where b is even"),
     # lists, sets, tuples
-    ("1,2,3", "1,2"), ("1,2", "1,2,3"), (r"3\pm\sqrt2", r"3+\sqrt2,3+\sqrt2"), ("2", r"\pm2"), ("25", "25 or 26"),
-    ("(1,2)", "(2,1)"), ("(3,1)", r"\{1,3\}"), ("(1,2)", "(1,2),(2,1)"), ("1,2", "(1,2)"), (r"\emptyset", "0"),
-    (r"\emptyset", r"\{0\}"), ("9500", "9,5,0,0"), ("2, 3", "23"), ("2", "(0,1)"),
+    ("1,2,3", "1,2"),
+    ("1,2", "1,2,3"),
+    (r"3\pm\sqrt2", r"3+\sqrt2,3+\sqrt2"),
+    ("2", r"\pm2"),
+    ("25", "25 or 26"),
+    ("(1,2)", "(2,1)"),
+    ("(3,1)", r"\{1,3\}"),
+    ("(1,2)", "(1,2),(2,1)"),
+    ("1,2", "(1,2)"),
+    (r"\emptyset", "0"),
+    (r"\emptyset", r"\{0\}"),
+    ("9500", "9,5,0,0"),
+    ("2, 3", "23"),
+    ("2", "(0,1)"),
     # intervals
-    ("(0,9)", "[0,9)"), ("(0,12.5)", r"0\le x\le12.5"), (r"(-\infty,1)\cup(1,\infty)", r"\mathbb{R}"),
-    ("5", "[0,10]"), ("x>3", "y>3"), ("a<b", r"a\le b"), (r"x\ge5", "5"), ("(3,4]", "4"), ("[1,2]", r"\{1,2\}"),
+    ("(0,9)", "[0,9)"),
+    ("(0,12.5)", r"0\le x\le12.5"),
+    (r"(-\infty,1)\cup(1,\infty)", r"\mathbb{R}"),
+    ("5", "[0,10]"),
+    ("x>3", "y>3"),
+    ("a<b", r"a\le b"),
+    (r"x\ge5", "5"),
+    ("(3,4]", "4"),
+    ("[1,2]", r"\{1,2\}"),
     ("(0,1)", "(1,0)"),
     # matrices, ratios, bases, words
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1&2\end{pmatrix}"),
-    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}"), ("7:32", "32:7"), ("1:2", "12"),
-    ("3:05", "3:5"), (r"3:30\text{ PM}", r"3:30\text{ AM}"), ("52_8", "528"), ("52_8", "52_9"), ("1010_2", "10"),
-    (r"\text{yes}", r"\text{no}"), ("C", "c"), ("B", r"\text{B, C}"), (r"\text{even}", r"\text{even or odd}"),
-    ("1", r"\text{True}"), ("0", r"\text{None}"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}"),
+    ("7:32", "32:7"),
+    ("1:2", "12"),
+    ("3:05", "3:5"),
+    (r"3:30\text{ PM}", r"3:30\text{ AM}"),
+    ("52_8", "528"),
+    ("52_8", "52_9"),
+    ("1010_2", "10"),
+    (r"\text{yes}", r"\text{no}"),
+    ("C", "c"),
+    ("B", r"\text{B, C}"),
+    (r"\text{even}", r"\text{even or odd}"),
+    ("1", r"\text{True}"),
+    ("0", r"\text{None}"),
     # equations with other solutions
-    ("y=1", "x(y-1)=0"), (r"M=\frac{9}{32}\sqrt2", "n=k+4"), (r"x=y+\sqrt2", r"(x-y-\sqrt2)(x+y)=0"),
-    ("f(n)=n", "f(m)=n"), ("x=1", "x^2=x"), ("xy=1", r"y=-\frac1x"), ("y^2=4x", r"y=2\sqrt x"),
-    ("PV=nRT", r"P=\frac{nRV}{T}"), (r"\pm2", "x^2=4"), ("(-3,3)", r"x^2\le9"), ("(1,3)", "-x^2+4x-3<0"),
-    (r"90\text{ minutes}", r"1\text{ hour }20\text{ minutes}"), ("15", "15 million"), (r"\ln|x|", r"\ln x"),
+    ("y=1", "x(y-1)=0"),
+    (r"M=\frac{9}{32}\sqrt2", "n=k+4"),
+    (r"x=y+\sqrt2", r"(x-y-\sqrt2)(x+y)=0"),
+    ("f(n)=n", "f(m)=n"),
+    ("x=1", "x^2=x"),
+    ("xy=1", r"y=-\frac1x"),
+    ("y^2=4x", r"y=2\sqrt x"),
+    ("PV=nRT", r"P=\frac{nRV}{T}"),
+    (r"\pm2", "x^2=4"),
+    ("(-3,3)", r"x^2\le9"),
+    ("(1,3)", "-x^2+4x-3<0"),
+    (r"90\text{ minutes}", r"1\text{ hour }20\text{ minutes}"),
+    ("15", "15 million"),
+    (r"\ln|x|", r"\ln x"),
     # where sympy's canonical form decides
-    (r"\int_0^1 x^2 dx", r"\int_0^1 t^3\,dt"), (r"\sum_{k=1}^\infty\frac1{k^2}", r"\sum_{n=2}^\infty\frac{1}{n^2}"),
-    (r"\sqrt2", r"\sqrt2+10^{-50}"), (r"\pi", r"\pi+10^{-1000}"), (r"\sqrt2", r"\sqrt2+e^{-200}"),
-    (r"10^{50}+\pi", "10^{50}+3"), ("1", "e^{10^{-60}}"), (r"\sqrt x", r"\sqrt x+10^{-50}"),
+    (r"\int_0^1 x^2 dx", r"\int_0^1 t^3\,dt"),
+    (r"\sum_{k=1}^\infty\frac1{k^2}", r"\sum_{n=2}^\infty\frac{1}{n^2}"),
+    (r"\sqrt2", r"\sqrt2+10^{-50}"),
+    (r"\pi", r"\pi+10^{-1000}"),
+    (r"\sqrt2", r"\sqrt2+e^{-200}"),
+    (r"10^{50}+\pi", "10^{50}+3"),
+    ("1", "e^{10^{-60}}"),
+    (r"\sqrt x", r"\sqrt x+10^{-50}"),
     # an unbraced argument is one token
-    ("10^{5/2}", r"10^2\frac12"), (r"\frac37", r"\frac12\frac13"), (r"\sqrt{\frac72}", r"\sqrt3\frac12"),
+    ("10^{5/2}", r"10^2\frac12"),
+    (r"\frac37", r"\frac12\frac13"),
+    (r"\sqrt{\frac72}", r"\sqrt3\frac12"),
     # units behind labels, of other case or power, of temperature; words that are none
-    (r"12\text{ cm}", r"x=12\text{ m}"), (r"10\text{ m/s}", r"v=10\text{ km/h}"), (r"\$5", r"x=5\text{ cents}"),
-    (r"4\text{ cm}, 5\text{ cm}", r"a=4\text{ m}, b=5\text{ m}"), (r"3\text{ MW}", r"3\text{ mW}"), (r"2\text{ Mg}", r"2\text{ mg}"),
-    (r"25^\circ C", r"25^\circ F"), (r"25^\circ\text{C}", r"25\text{ K}"), (r"30\text{ degrees}", r"30\text{ rad}"), (r"45^\circ", r"45\text{ cm}"),
-    (r"36\text{ square units}", r"36\text{ cubic units}"), (r"20\text{ square units}", r"20\text{ cm}^3"), (r"20\text{ square units}", r"20\text{ kg}"),
-    ("12", r"12\text{ dozen}"), ("2", r"2\text{ thirds}"), ("3", r"3\text{ squared}"), ("31", r"31\text{ excluded}"), ("8", r"\frac8m"),
+    (r"12\text{ cm}", r"x=12\text{ m}"),
+    (r"10\text{ m/s}", r"v=10\text{ km/h}"),
+    (r"\$5", r"x=5\text{ cents}"),
+    (r"4\text{ cm}, 5\text{ cm}", r"a=4\text{ m}, b=5\text{ m}"),
+    (r"3\text{ MW}", r"3\text{ mW}"),
+    (r"2\text{ Mg}", r"2\text{ mg}"),
+    (r"25^\circ C", r"25^\circ F"),
+    (r"25^\circ\text{C}", r"25\text{ K}"),
+    (r"30\text{ degrees}", r"30\text{ rad}"),
+    (r"45^\circ", r"45\text{ cm}"),
+    (r"36\text{ square units}", r"36\text{ cubic units}"),
+    (r"20\text{ square units}", r"20\text{ cm}^3"),
+    (r"20\text{ square units}", r"20\text{ kg}"),
+    ("12", r"12\text{ dozen}"),
+    ("2", r"2\text{ thirds}"),
+    ("3", r"3\text{ squared}"),
+    ("31", r"31\text{ excluded}"),
+    ("8", r"\frac8m"),
     # times, thousands, names: not proportional, not lists, in their order
-    (r"4:30\text{ PM}", r"2:15\text{ PM}"), (r"10:30\text{ AM}", "1:3"), ("1,000", "1, 0"), ("12,007", "7,12"), (r"1,000", r"\{0,1\}"),
-    ("1,000, 2,000", "1, 0, 2, 0"), ("(15,-29)", "y=15, x=-29"), ("(2,3)", "b=2, a=3"),
+    (r"4:30\text{ PM}", r"2:15\text{ PM}"),
+    (r"10:30\text{ AM}", "1:3"),
+    ("1,000", "1, 0"),
+    ("12,007", "7,12"),
+    (r"1,000", r"\{0,1\}"),
+    ("1,000, 2,000", "1, 0, 2, 0"),
+    ("(15,-29)", "y=15, x=-29"),
+    ("(2,3)", "b=2, a=3"),
     # several cases, denials, words by their case
-    ("5", r"5\text{ for }n=1, 6\text{ for }n=2"), ("31", r"31\text{ for sure, or }32"), ("f(x)=x", r"f(x)=x\text{ for }x\ge0, f(x)=-x\text{ for }x<0"),
-    ("31", r"\text{not} = 31"), ("31", r"\text{The answer is not: } 31"), (r"\text{AaBb}", r"\text{aabb}"), (r"\mathrm{CO}", r"\mathrm{Co}"),
+    ("5", r"5\text{ for }n=1, 6\text{ for }n=2"),
+    ("31", r"31\text{ for sure, or }32"),
+    ("f(x)=x", r"f(x)=x\text{ for }x\ge0, f(x)=-x\text{ for }x<0"),
+    ("31", r"\text{not} = 31"),
+    ("31", r"\text{The answer is not: } 31"),
+    (r"\text{AaBb}", r"\text{aabb}"),
+    (r"\mathrm{CO}", r"\mathrm{Co}"),
     # sets that are no intervals; other congruences and integers; other subscripts and arrows
-    (r"\{2k\mid k\in\mathbb{Z}\}", r"\{2k+1\mid k\in\mathbb{Z}\}"), (r"(2,\infty)", r"\{2x:x>2\}"), (r"(5,\infty)", r"\{n\in\mathbb{Z}:n>5\}"),
-    ("(1,4)", r"1<x<4, x\in\mathbb{Z}"), ("x>2", r"\lfloor x\rfloor>2"), (r"(-\infty,2)", "2|x+4|<12"), ("x<2", "|x+4|-6<0"), ("5", r"[0,5]\cap[5,6]\cup\{7\}"),
-    (r"x\equiv3\pmod7", r"x\equiv4\pmod7"), (r"x\equiv3\pmod7", r"x\equiv3\pmod8"), (r"k\pi, k\in\mathbb{Z}", r"2n\pi, n\in\mathbb{Z}"),
-    ("k_BT", "k_bT"), ("v_f", r"v_{\text{F}}"), ("x_1^2", "x^1_2"), (r"\overrightarrow{AB}", r"\overrightarrow{BA}"),
+    (r"\{2k\mid k\in\mathbb{Z}\}", r"\{2k+1\mid k\in\mathbb{Z}\}"),
+    (r"(2,\infty)", r"\{2x:x>2\}"),
+    (r"(5,\infty)", r"\{n\in\mathbb{Z}:n>5\}"),
+    ("(1,4)", r"1<x<4, x\in\mathbb{Z}"),
+    ("x>2", r"\lfloor x\rfloor>2"),
+    (r"(-\infty,2)", "2|x+4|<12"),
+    ("x<2", "|x+4|-6<0"),
+    ("5", r"[0,5]\cap[5,6]\cup\{7\}"),
+    (r"x\equiv3\pmod7", r"x\equiv4\pmod7"),
+    (r"x\equiv3\pmod7", r"x\equiv3\pmod8"),
+    (r"k\pi, k\in\mathbb{Z}", r"2n\pi, n\in\mathbb{Z}"),
+    ("k_BT", "k_bT"),
+    ("v_f", r"v_{\text{F}}"),
+    ("x_1^2", "x^1_2"),
+    (r"\overrightarrow{AB}", r"\overrightarrow{BA}"),
     # where expressions turn at the numbers in them
-    ("10-x", "|x-10|"), ("9-2x", "|2x-9|"), ("10", r"\max(x,10)"), ("5-x", r"\sqrt{(x-5)^2}"), (r"\lfloor\frac{n}{2024}\rfloor", r"\lfloor\frac{n}{2025}\rfloor"),
-    (r"\binom n{50}", "0"), (r"\gcd(n,2027)", "1"), ("n", r"n\bmod100"), (r"\ln(x+7)", r"\ln|x+7|"),
+    ("10-x", "|x-10|"),
+    ("9-2x", "|2x-9|"),
+    ("10", r"\max(x,10)"),
+    ("5-x", r"\sqrt{(x-5)^2}"),
+    (r"\lfloor\frac{n}{2024}\rfloor", r"\lfloor\frac{n}{2025}\rfloor"),
+    (r"\binom n{50}", "0"),
+    (r"\gcd(n,2027)", "1"),
+    ("n", r"n\bmod100"),
+    (r"\ln(x+7)", r"\ln|x+7|"),
     # what 60 digits hide
-    ("5", r"5+10^{-50}\pi x"), (r"2\pi", r"2\pi+10^{-50}\sin x"), (r"\pi", r"\pi+\frac{x}{10^{60}}"), (r"\sqrt2", r"\sqrt2+10^{-9000}\pi"),
+    ("5", r"5+10^{-50}\pi x"),
+    (r"2\pi", r"2\pi+10^{-50}\sin x"),
+    (r"\pi", r"\pi+\frac{x}{10^{60}}"),
+    (r"\sqrt2", r"\sqrt2+10^{-9000}\pi"),
     # numbered symbols and calls are symbols like others, not one constant
-    ("x_1=3", "x_1=4"), ("x_1=3", "x_2=3"), ("x_1=-3", "x_1=3"), ("a_5=31", "a_5=63"), ("S_{100}=5050", "S_{100}=4950"), ("f(2)=3", "f(2)=5"),
-    ("P(3)=1/3", "P(3)=2/3"), ("f'(2)=3", "f'(2)=4"), ("x_1>2", "x_1>3"), ("x_1=1, x_2=2", "x_1=2, x_2=1"), ("a_1+a_2=3", "a_1-a_2=3"),
-    ("x_1=2x_2", "x_1=3x_2"), ("f(1)=f(2)", "f(1)=f(3)"), ("|m_1-m_2|", "m_1-m_2"), (r"\max(x_1,x_2)", "x_1"), (r"\sqrt{x_1^2}", "x_1"),
+    ("x_1=3", "x_1=4"),
+    ("x_1=3", "x_2=3"),
+    ("x_1=-3", "x_1=3"),
+    ("a_5=31", "a_5=63"),
+    ("S_{100}=5050", "S_{100}=4950"),
+    ("f(2)=3", "f(2)=5"),
+    ("P(3)=1/3", "P(3)=2/3"),
+    ("f'(2)=3", "f'(2)=4"),
+    ("x_1>2", "x_1>3"),
+    ("x_1=1, x_2=2", "x_1=2, x_2=1"),
+    ("a_1+a_2=3", "a_1-a_2=3"),
+    ("x_1=2x_2", "x_1=3x_2"),
+    ("f(1)=f(2)", "f(1)=f(3)"),
+    ("|m_1-m_2|", "m_1-m_2"),
+    (r"\max(x_1,x_2)", "x_1"),
+    (r"\sqrt{x_1^2}", "x_1"),
     # letters as units conflict like words; numerals with letters; large numbers in equations; tuples of three digits
-    (r"15\text{ cm}", "15 m"), (r"15\text{ cm}^2", "15 m^2"), (r"2\text{ kg}", "2g"), (r"5\text{ N}", "5 J"), (r"3\text{ m/s}", "3m/s^2"),
-    (r"60\text{ minutes}", "60h"), ("5 m", r"5\text{ cm}"), (r"5\text{ m/s}^2", "5 m/s^9"), ("3A7_{16}", "3A7_{12}"), ("A3_{16}", "A3_{12}"),
-    ("3B_{16}", "B3_{16}"), ("3A7_{16}", "3A7"), ("y=e^{200}", "y=e^{200}+1"), (r"N=\pi^{100}", r"N=\pi^{100}+1"), (r"A>10^{60}\pi", r"A>10^{60}\pi+1"),
-    ("100200", "(100,200)"), ("20160", "(20,160)"), ("(100,200)", "(200,100)"), ("(100,200)", "100,200"), ("100200", r"\{100,200\}"),
+    (r"15\text{ cm}", "15 m"),
+    (r"15\text{ cm}^2", "15 m^2"),
+    (r"2\text{ kg}", "2g"),
+    (r"5\text{ N}", "5 J"),
+    (r"3\text{ m/s}", "3m/s^2"),
+    (r"60\text{ minutes}", "60h"),
+    ("5 m", r"5\text{ cm}"),
+    (r"5\text{ m/s}^2", "5 m/s^9"),
+    ("3A7_{16}", "3A7_{12}"),
+    ("A3_{16}", "A3_{12}"),
+    ("3B_{16}", "B3_{16}"),
+    ("3A7_{16}", "3A7"),
+    ("y=e^{200}", "y=e^{200}+1"),
+    (r"N=\pi^{100}", r"N=\pi^{100}+1"),
+    (r"A>10^{60}\pi", r"A>10^{60}\pi+1"),
+    ("100200", "(100,200)"),
+    ("20160", "(20,160)"),
+    ("(100,200)", "(200,100)"),
+    ("(100,200)", "100,200"),
+    ("100200", r"\{100,200\}"),
     # no value, or not this one
-    ("25", r"\text{the reference}"), ("25", "x"), ("25", "?"), ("25", r"\phantom{25}"), ("7", "nan"), ("5", ""),
+    ("25", r"\text{the reference}"),
+    ("25", "x"),
+    ("25", "?"),
+    ("25", r"\phantom{25}"),
+    ("7", "nan"),
+    ("5", ""),
 ]
 
 
@@ -203,30 +479,64 @@ def test_equality_is_reflexive_and_symmetric():
         assert (gold, answer) in ONE_WAY or is_equal(answer, gold), (gold, answer)
 
 
-@pytest.mark.parametrize("response, answer", [
-    (r"First \boxed{5}, no: \boxed{7}.", "7"), (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-    (r"\fbox{$8\sqrt{6}$}", r"$8\sqrt{6}$"), (r"\boxed 7$.", "7"), (r"put it in \boxed . Here: \boxed{42}", "42"),
-    (r"\boxed{42}. Once more: \boxed{4", None), (r"\boxed{}", None), (r"\boxed{42} or \boxed{}", None),
-    (r"<think>\boxed{5}</think> so \boxed{7}", "7"), (r"<think>\boxed{5}</think> I give up", None),
-    (r"\(\boxed{1}\) and \(\boxed{-2}\).", "1, -2"), (r"$\boxed{2}, \boxed{3}$", "2, 3"),
-    (r"\boxed{9} \boxed{9} and finally \boxed{42}", "42"), (r"\boxed{\{1,2\}}", r"\{1,2\}"),
-    ("so 72.\n#### 72", "72"), ("Final Answer: **73**", "73"), ("The answer is 72, in total.", "72"),
-    ("Answer: $13$", "13"), ("Final Answer: The final answer is $2\\sqrt{3}$. I hope it is correct.", r"2\sqrt{3}"),
-    ("<answer>72</answer>", "72"), ("<answer></answer>", None), ("The answer is _120°_.", "120°"),
-    ("we must still test 6", None), ("", None), ("Answer: 5.5", "5.5"),
-])
+@pytest.mark.parametrize(
+    "response, answer",
+    [
+        (r"First \boxed{5}, no: \boxed{7}.", "7"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\fbox{$8\sqrt{6}$}", r"$8\sqrt{6}$"),
+        (r"\boxed 7$.", "7"),
+        (r"put it in \boxed . Here: \boxed{42}", "42"),
+        (r"\boxed{42}. Once more: \boxed{4", None),
+        (r"\boxed{}", None),
+        (r"\boxed{42} or \boxed{}", None),
+        (r"<think>\boxed{5}</think> so \boxed{7}", "7"),
+        (r"<think>\boxed{5}</think> I give up", None),
+        (r"\(\boxed{1}\) and \(\boxed{-2}\).", "1, -2"),
+        (r"$\boxed{2}, \boxed{3}$", "2, 3"),
+        (r"\boxed{9} \boxed{9} and finally \boxed{42}", "42"),
+        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+        ("so 72.\n#### 72", "72"),
+        ("Final Answer: **73**", "73"),
+        ("The answer is 72, in total.", "72"),
+        ("Answer: $13$", "13"),
+        ("Final Answer: The final answer is $2\\sqrt{3}$. I hope it is correct.", r"2\sqrt{3}"),
+        ("<answer>72</answer>", "72"),
+        ("<answer></answer>", None),
+        ("The answer is _120°_.", "120°"),
+        ("we must still test 6", None),
+        ("", None),
+        ("Answer: 5.5", "5.5"),
+    ],
+)
 def test_extraction(response, answer):
     assert extract_answer(response) == answer
 
 
-@pytest.mark.parametrize("response, letter", [
-    (r"\boxed{C}", "C"), (r"\boxed{\text{(C)}}", "C"), (r"\boxed{\textbf{(B) }12}", "B"), ("The answer is (B).", "B"),
-    ("the correct answer is: D", "D"), ("Answer: B", "B"), ("Final answer: **(A)**", "A"), ("B", "B"), ("(C)", "C"),
-    (r"\boxed{\text{Option D}}", "D"), ("The answer is (J) because", "J"),
-    (r"The correct option is \boxed{C}. A common mistake is B.", "C"), (r"\boxed{B, C}", None), (r"\boxed{12}", None),
-    ("A nice problem.", None), (r"\boxed{}", None), ("The answer is A or B", None), ("The answer is unclear", None),
-    ("", None),
-])
+@pytest.mark.parametrize(
+    "response, letter",
+    [
+        (r"\boxed{C}", "C"),
+        (r"\boxed{\text{(C)}}", "C"),
+        (r"\boxed{\textbf{(B) }12}", "B"),
+        ("The answer is (B).", "B"),
+        ("the correct answer is: D", "D"),
+        ("Answer: B", "B"),
+        ("Final answer: **(A)**", "A"),
+        ("B", "B"),
+        ("(C)", "C"),
+        (r"\boxed{\text{Option D}}", "D"),
+        ("The answer is (J) because", "J"),
+        (r"The correct option is \boxed{C}. A common mistake is B.", "C"),
+        (r"\boxed{B, C}", None),
+        (r"\boxed{12}", None),
+        ("A nice problem.", None),
+        (r"\boxed{}", None),
+        ("The answer is A or B", None),
+        ("The answer is unclear", None),
+        ("", None),
+    ],
+)
 def test_choice(response, letter):
     assert extract_choice(response) == letter
 
@@ -269,31 +579,75 @@ def _in_thread(call, *arguments):
 
 
 HOSTILE = [
-    "9^{9^{9^{9}}}", "10**10**10", "((9**9)**9999)**9999", "99999999999999!", "factorial(10000000000)",
-    r"\binom{1000000}{500000}", "(x+1)^{1000000}", r"\prod_{k=1}^{1000000000}(k+\sqrt2)",
-    r"\sum_{k=1}^{100}" * 6 + "k", r"\sum_{k=1}^{100}\frac{1}{k^{300}+k}", r"\lfloor 10^{5000}\pi\rfloor",
-    r"\sin(10^{1000000})", "e^{e^{e^{10}}}", r"\log_{2}(2^{2^{2^{2^{2^2}}}})", "1" * 100_000,
-    "{" * 5000 + "1" + "}" * 5000, r"\sqrt{" * 2000, "x(" * 1900, "x(1+" * 28 + "x" + ")" * 28, "a" * 3999,
-    ",".join(r"\sqrt{%d}" % n for n in range(300)), r"[0,1]\cup" * 400 + "[2,3]", "1=" * 700 + "1", r"\pm1" * 10,
-    r"\text{" * 600, "0." + "3" * 3900, "0." + "12345" * 700 + "...", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}" * 40,
-    r"\sum_{n=1}^\infty((x+y+z+u+v+w)^8+1)\bmod((x+y+z+u+v+w)^7+x)", r"\sum_{n=1}^\infty(x^{5000}y+n)\bmod(x^7+x+y)",
-    r"5+10^{-50}\pi(((x+y+z+u+v)^8(x-y)^8)\bmod((x+y+z+u+v)^7(x-y)^6+1))", r"\sum_{n=1}^\infty\min((x+y+z+u+v)^8,(x-y+z)^8)\bmod(x+y)",
-    r"e!^{h c/\lambda k T}+0", r"\frac{8\pi hc}{\lambda^5}\frac{1}{e!^{hc/\lambda kT}-1}",
-    "1e5000-1e-5000", "\0", "\u202e6", "(" * 4000, "5\\", "\\text{5\\}",
+    "9^{9^{9^{9}}}",
+    "10**10**10",
+    "((9**9)**9999)**9999",
+    "99999999999999!",
+    "factorial(10000000000)",
+    r"\binom{1000000}{500000}",
+    "(x+1)^{1000000}",
+    r"\prod_{k=1}^{1000000000}(k+\sqrt2)",
+    r"\sum_{k=1}^{100}" * 6 + "k",
+    r"\sum_{k=1}^{100}\frac{1}{k^{300}+k}",
+    r"\lfloor 10^{5000}\pi\rfloor",
+    r"\sin(10^{1000000})",
+    "e^{e^{e^{10}}}",
+    r"\log_{2}(2^{2^{2^{2^{2^2}}}})",
+    "1" * 100_000,
+    "{" * 5000 + "1" + "}" * 5000,
+    r"\sqrt{" * 2000,
+    "x(" * 1900,
+    "x(1+" * 28 + "x" + ")" * 28,
+    "a" * 3999,
+    ",".join(r"\sqrt{%d}" % n for n in range(300)),
+    r"[0,1]\cup" * 400 + "[2,3]",
+    "1=" * 700 + "1",
+    r"\pm1" * 10,
+    r"\text{" * 600,
+    "0." + "3" * 3900,
+    "0." + "12345" * 700 + "...",
+    r"\begin{pmatrix}1&2\\3&4\end{pmatrix}" * 40,
+    r"\sum_{n=1}^\infty((x+y+z+u+v+w)^8+1)\bmod((x+y+z+u+v+w)^7+x)",
+    r"\sum_{n=1}^\infty(x^{5000}y+n)\bmod(x^7+x+y)",
+    r"5+10^{-50}\pi(((x+y+z+u+v)^8(x-y)^8)\bmod((x+y+z+u+v)^7(x-y)^6+1))",
+    r"\sum_{n=1}^\infty\min((x+y+z+u+v)^8,(x-y+z)^8)\bmod(x+y)",
+    r"e!^{h c/\lambda k T}+0",
+    r"\frac{8\pi hc}{\lambda^5}\frac{1}{e!^{hc/\lambda kT}-1}",
+    "1e5000-1e-5000",
+    "\0",
+    "\u202e6",
+    "(" * 4000,
+    "5\\",
+    "\\text{5\\}",
 ]
 CODE = [
-    "__import__('os').system('touch pwned')", "open('pwned','w')", "[open('pwned','w') for _ in [0]]",
-    "().__class__.__base__.__subclasses__()", "lambdify([], Symbol('__import__(\"os\").system(\"touch pwned\")'))()",
-    "5 or __import__('os').system('touch pwned')", "$(touch pwned)", r"\input{/etc/hostname}",
-    r"\write18{touch pwned}", "{{config}}", "%s%n", "raise SystemExit",
+    "__import__('os').system('touch pwned')",
+    "open('pwned','w')",
+    "[open('pwned','w') for _ in [0]]",
+    "().__class__.__base__.__subclasses__()",
+    'lambdify([], Symbol(\'__import__("os").system("touch pwned")\'))()',
+    "5 or __import__('os').system('touch pwned')",
+    "$(touch pwned)",
+    r"\input{/etc/hostname}",
+    r"\write18{touch pwned}",
+    "{{config}}",
+    "%s%n",
+    "raise SystemExit",
 ]
 
 
 @pytest.mark.parametrize("text", HOSTILE + CODE, ids=[t[:24].replace("\0", "0") for t in HOSTILE + CODE])
 def test_hostile_input_is_rejected_at_once_in_a_thread(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for gold in ("5", r"\sqrt2", "1,2", "x=5", r"\lfloor n\rfloor", r"\sum_{k=1}^\infty\frac1{k^2}",
-                 r"e!^{h c/\lambda k T}"):
+    for gold in (
+        "5",
+        r"\sqrt2",
+        "1,2",
+        "x=5",
+        r"\lfloor n\rfloor",
+        r"\sum_{k=1}^\infty\frac1{k^2}",
+        r"e!^{h c/\lambda k T}",
+    ):
         verdict, seconds = _in_thread(is_equal, gold, text)
         assert verdict is False and seconds < SLOWEST
         assert _in_thread(reward, rf"so \boxed{{{text}}}", gold)[1] < SLOWEST
@@ -301,21 +655,29 @@ def test_hostile_input_is_rejected_at_once_in_a_thread(text, tmp_path, monkeypat
 
 
 def test_long_responses_are_read_in_linear_time():
-    for response, expected in (("word " * 40_000 + r"\boxed{42}", 1.0),
-                               (r"\boxed{9} " * 20_000 + r"so \boxed{42}", 1.0), (r"\boxed{" * 20_000, 0.0),
-                               (r"\boxed" * 20_000, 0.0), ("$" * 100_000, 0.0), ("answer is " * 20_000, 0.0),
-                               ("\n" * 100_000 + r"\boxed{6}", 0.0), ("<answer>" * 20_000, 0.0),
-                               (r"\boxed{42},\boxed{" * 5_000, 0.0),
-                               ("</think>" * 20_000 + r"\boxed{42}", 1.0)):
+    for response, expected in (
+        ("word " * 40_000 + r"\boxed{42}", 1.0),
+        (r"\boxed{9} " * 20_000 + r"so \boxed{42}", 1.0),
+        (r"\boxed{" * 20_000, 0.0),
+        (r"\boxed" * 20_000, 0.0),
+        ("$" * 100_000, 0.0),
+        ("answer is " * 20_000, 0.0),
+        ("\n" * 100_000 + r"\boxed{6}", 0.0),
+        ("<answer>" * 20_000, 0.0),
+        (r"\boxed{42},\boxed{" * 5_000, 0.0),
+        ("</think>" * 20_000 + r"\boxed{42}", 1.0),
+    ):
         value, seconds = _in_thread(reward, response, "42")
         assert value == expected and seconds < SLOWEST
 
 
-_PIECES = (r"\frac { } ( ) [ ] ^ _ + - * / ! % \sqrt \sin \log_ x n e i 9 99 0 . , ; \pm = < \le \cup \{ \} | "
-           r"\infty \pi \text{ \sum_{k=1}^{ \int \binom \lfloor \rfloor \begin{pmatrix} \end{pmatrix} & \\ \circ ° "
-           r"½ ² √ mod \overline ' : \ldots 1e9 10^{ \left \right \lim_{x\to f( $ \gcd( \in \mathbb{R} \setminus "
-           r"and or \angle \choose \frac12 9^9^9^9 999999! \tan \arcsin \cosh \min \vec \dot "
-           r"\mathrm{").split()
+_PIECES = (
+    r"\frac { } ( ) [ ] ^ _ + - * / ! % \sqrt \sin \log_ x n e i 9 99 0 . , ; \pm = < \le \cup \{ \} | "
+    r"\infty \pi \text{ \sum_{k=1}^{ \int \binom \lfloor \rfloor \begin{pmatrix} \end{pmatrix} & \\ \circ ° "
+    r"½ ² √ mod \overline ' : \ldots 1e9 10^{ \left \right \lim_{x\to f( $ \gcd( \in \mathbb{R} \setminus "
+    r"and or \angle \choose \frac12 9^9^9^9 999999! \tan \arcsin \cosh \min \vec \dot "
+    r"\mathrm{"
+).split()
 
 
 def _fuzz(seed: int, count: int) -> list[float]:
@@ -330,10 +692,14 @@ def _fuzz(seed: int, count: int) -> list[float]:
             text = rng.choice(pool)
             for _ in range(rng.randint(1, 4)):
                 at = rng.randint(0, len(text))
-                text = rng.choice([text[:at] + rng.choice(_PIECES) + text[at:],
-                                   text[:at] + text[at + rng.randint(1, 3):],
-                                   text[:at] + rng.choice(pool)[:30] + text[at:],
-                                   text[:at] + text[at:at + 8] * rng.randint(2, 5) + text[at:]])
+                text = rng.choice(
+                    [
+                        text[:at] + rng.choice(_PIECES) + text[at:],
+                        text[:at] + text[at + rng.randint(1, 3) :],
+                        text[:at] + rng.choice(pool)[:30] + text[at:],
+                        text[:at] + text[at : at + 8] * rng.randint(2, 5) + text[at:],
+                    ]
+                )
         gold = rng.choice(pool) if rng.random() < 0.7 else text + "+0"
         verdict, taken = _timed(is_equal, gold, text)
         assert verdict in (True, False)
@@ -380,16 +746,22 @@ def test_handed_cases(tmp_path, monkeypatch):
     assert [g for g in golds if not is_equal(g, g)] == []
 
 
-FRONT_END = ("tokens units tree cursor commands expressions latex arithmetic values sympy_form reals comparison "
-             "equality words checker").split()
+FRONT_END = (
+    "tokens units tree cursor commands expressions latex arithmetic values sympy_form reals comparison "
+    "equality words checker"
+).split()
 
 
 def test_only_the_standard_library_and_sympy_are_imported():
     """mpmath is the arithmetic of sympy: a part of each of its installations."""
     for name in FRONT_END:
         tree = ast.parse((ROOT / "nano_exgrpo" / f"{name}.py").read_text())
-        roots = {(node.module or "").split(".")[0] if isinstance(node, ast.ImportFrom) else alias.name.split(".")[0]
-                 for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names}
+        roots = {
+            (node.module or "").split(".")[0] if isinstance(node, ast.ImportFrom) else alias.name.split(".")[0]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        }
         assert roots <= set(sys.stdlib_module_names) | {"sympy", "mpmath", "nano_exgrpo"}, name
         functions = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
         names = {function.id for function in functions if isinstance(function, ast.Name)}
@@ -399,8 +771,10 @@ def test_only_the_standard_library_and_sympy_are_imported():
 
 
 def test_the_import_is_light():
-    script = ("import sys, nano_exgrpo.checker as c; assert c.is_equal('5', '5'); "
-              "print(sorted(m for m in ('sympy', 'mpmath', 'torch') if m in sys.modules))")
+    script = (
+        "import sys, nano_exgrpo.checker as c; assert c.is_equal('5', '5'); "
+        "print(sorted(m for m in ('sympy', 'mpmath', 'torch') if m in sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -123,15 +123,37 @@ def test_what_may_change_changes(run):
         f"--resume {run} --steps 7 --eval-every 3 --save-every 2 --device cpu --train-batch-tokens 99 --rollout-batch 5 "
         "--logits-megabytes 3 --gradient-checkpointing --threads 2 --log-samples 1 --dry-run"
     )
-    assert (config.steps, config.eval_every, config.save_every, config.device, config.train_batch_tokens) == (7, 3, 2, "cpu", 99)
-    assert (config.rollout_batch, config.logits_megabytes, config.gradient_checkpointing, config.threads) == (5, 3, True, 2)
+    assert (config.steps, config.eval_every, config.save_every, config.device, config.train_batch_tokens) == (
+        7,
+        3,
+        2,
+        "cpu",
+        99,
+    )
+    assert (config.rollout_batch, config.logits_megabytes, config.gradient_checkpointing, config.threads) == (
+        5,
+        3,
+        True,
+        2,
+    )
     assert config.lr == 0.01
 
 
 def test_equal_flags_are_fine_and_others_are_errors(run):
     assert parse(f"--resume {run} --lr 0.01 --seed 3 --algo exgrpo --run {run}").lr == 0.01
-    for flag in ("--lr 0.02", "--seed 4", "--algo grpo", "--run elsewhere", "--model a/b", "--group-size 4", "--no-retire", "--max-response-length 9"):
-        with pytest.raises(InputError, match=f"{flag.split()[0].replace('--no-', '--')} .*contradicts the run in") as error:
+    for flag in (
+        "--lr 0.02",
+        "--seed 4",
+        "--algo grpo",
+        "--run elsewhere",
+        "--model a/b",
+        "--group-size 4",
+        "--no-retire",
+        "--max-response-length 9",
+    ):
+        with pytest.raises(
+            InputError, match=f"{flag.split()[0].replace('--no-', '--')} .*contradicts the run in"
+        ) as error:
             parse(f"--resume {run} {flag}")
         assert "\n" not in str(error.value)
     with pytest.raises(InputError, match="--overwrite replaces a run and --resume goes on with it"):

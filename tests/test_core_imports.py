@@ -48,7 +48,13 @@ def test_training_without_any_optional_package(tmp_path):
     )
     assert "LOADED [] CODE 0" in result.stdout, result.stdout + result.stderr
     assert "pip install matplotlib" in result.stderr and "Traceback" not in result.stderr
-    assert sorted(p.name for p in (tmp_path / "r").iterdir()) == ["checkpoints", "config.json", "metrics.jsonl", "model", "samples.jsonl"]
+    assert sorted(p.name for p in (tmp_path / "r").iterdir()) == [
+        "checkpoints",
+        "config.json",
+        "metrics.jsonl",
+        "model",
+        "samples.jsonl",
+    ]
     assert [json.loads(line)["step"] for line in (tmp_path / "r" / "metrics.jsonl").open()] == [0, 1, 2]
 
 
@@ -63,7 +69,9 @@ def imports(path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", [ROOT / "train.py", *sorted((ROOT / "nano_exgrpo").glob("*.py"))], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [ROOT / "train.py", *sorted((ROOT / "nano_exgrpo").glob("*.py"))], ids=lambda path: path.name
+)
 def test_files_import_the_core_packages_and_no_others(path):
     """(tokenizers comes with transformers, mpmath with sympy.) Optional packages only inside a function, where an error can say what to install; never bench or tests."""
     core = {"torch", "transformers", "sympy", "tqdm", "tokenizers", "mpmath", "nano_exgrpo", *sys.stdlib_module_names}

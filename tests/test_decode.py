@@ -63,7 +63,9 @@ def test_behavior_log_probabilities_are_those_of_the_sampling_distribution(polic
     prompt_ids = torch.tensor([2, 30, 7, 40, 3])
     torch.manual_seed(1)
     ((response,),) = generate_responses(policy, [prompt_ids], 1, temperature=0.6, max_new_tokens=6)
-    scored = torch.stack([(s[0] / t).log_softmax(-1)[token] for (s, t, _, _), token in zip(drawn, response, strict=True)])
+    scored = torch.stack(
+        [(s[0] / t).log_softmax(-1)[token] for (s, t, _, _), token in zip(drawn, response, strict=True)]
+    )
     logprobs, _, _ = token_logprobs(policy, [prompt_ids], [response], temperature=0.6)
     assert torch.allclose(logprobs[0], scored, atol=1e-5)
 

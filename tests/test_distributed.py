@@ -69,12 +69,27 @@ CASES = ["one update", "one idle", "two updates"]
 
 
 def environment():
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+    }
 
 
 def start(processes, *command, options=(), **settings):
     """`command` as torchrun starts it with these options, on a free port."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), *options, "--"]  # else torchrun takes --run for its own
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(processes),
+        *options,
+        "--",
+    ]  # else torchrun takes --run for its own
     return subprocess.Popen(
         [*launcher, *map(str, command)], cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, **settings,
@@ -106,7 +121,12 @@ def results(tmp_path_factory):
 def test_two_processes_have_the_gradient_of_one(case, results):
     """Same gradient, weights after the sharded optimiser's step, and metrics, as one process on the whole batch."""
     one, first, second = results[case]
-    assert len(one["gradients"]) == len(first["gradients"]) == len(second["gradients"]) == (2 if case == "two updates" else 1)
+    assert (
+        len(one["gradients"])
+        == len(first["gradients"])
+        == len(second["gradients"])
+        == (2 if case == "two updates" else 1)
+    )
     assert torch.equal(first["weights"], second["weights"]) and first["metrics"] == second["metrics"]
     if case == "two updates":
         return  # each process cuts its own groups into two shares, so the updates are not one process's
@@ -247,7 +267,17 @@ def test_torchrun_waits_for_the_step_as_long_as_it_is_told(patience, tmp_path):
     slow = tmp_path / "slow.py"
     slow.write_text(SLOW)
     run_folder, mark = tmp_path / "r", tmp_path / "in the step"
-    child = start(2, slow, *FLAGS[1:], "--run", run_folder, "--steps", 100_000, mark, options=["--shutdown-timeout", str(patience)])
+    child = start(
+        2,
+        slow,
+        *FLAGS[1:],
+        "--run",
+        run_folder,
+        "--steps",
+        100_000,
+        mark,
+        options=["--shutdown-timeout", str(patience)],
+    )
     try:
         deadline = time.monotonic() + 100
         while not mark.exists() and time.monotonic() < deadline:

@@ -94,11 +94,16 @@ def test_the_evaluated_policy_is_the_trained_one(run, monkeypatch):
     assert script.find_dtypes(EvalConfig(), script.Subject("m", str(run / "model"), None, run), cuda) == (fp32, None)
     for trained, expected in (("float32", (fp32, None)), ("bfloat16", (fp32, bf16))):  # on whichever device
         config = resolve({"dtype": trained})
-        assert {script.find_dtypes(EvalConfig(), script.Subject("m", str(run / "model"), config, run), d) for d in (cpu, cuda)} == {expected}
+        assert {
+            script.find_dtypes(EvalConfig(), script.Subject("m", str(run / "model"), config, run), d)
+            for d in (cpu, cuda)
+        } == {expected}
     half = toy.build_policy(seed=0, hidden=16, layers=1)
     half.model.to(bf16)
     save_model(half, run / "model")
-    assert found(cuda) == (bf16, None) and found(cuda, optimizer="adamw16") == (bf16, None) and found(cpu) == (fp32, None)
+    assert (
+        found(cuda) == (bf16, None) and found(cuda, optimizer="adamw16") == (bf16, None) and found(cpu) == (fp32, None)
+    )
 
 
 def test_training_and_the_script_agree(run):
@@ -315,7 +320,9 @@ def test_an_extended_run_is_judged_by_its_new_weights(tmp_path, monkeypatch, cap
         return update(*args, **kwargs)
 
     monkeypatch.setattr(train, "update_policy", killed)
-    assert train.main(["--resume", config.run, "--steps", "3", "--lr", "1"]) == 2  # a resume that is refused takes nothing away
+    assert (
+        train.main(["--resume", config.run, "--steps", "3", "--lr", "1"]) == 2
+    )  # a resume that is refused takes nothing away
     assert script.find_subject(config.run).weights.endswith("run/model")
     with pytest.raises(ZeroDivisionError):
         train.main(["--resume", config.run, "--steps", "3"])

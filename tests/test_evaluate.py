@@ -254,7 +254,9 @@ def test_evaluation_leaves_a_macs_random_numbers_alone(policy, mac, monkeypatch)
     monkeypatch.setattr(evaluate_module, "generate_responses", responses)
     monkeypatch.setattr(Policy, "device", torch.device("mps"))
     asked = [("a", torch.tensor([4, 5])), ("b", torch.tensor([6]))]
-    generate = lambda: list(generate_batches(policy, asked, [[(0, 0)], [(1, 0)]], temperature=1.0, top_p=1.0, max_new_tokens=4, seed=0))  # noqa: E731
+    generate = lambda: list(
+        generate_batches(policy, asked, [[(0, 0)], [(1, 0)]], temperature=1.0, top_p=1.0, max_new_tokens=4, seed=0)
+    )  # noqa: E731
     torch.manual_seed(3)
     mac.draw()
     before = mac.generator.get_state()

@@ -153,9 +153,7 @@ def test_curves_of_several_runs_and_stacked_buckets(tmp_path: Path) -> None:
     metrics = htmlreport.read_lines(one / "metrics.jsonl")
     areas = [a for tag, a in read(htmlreport.bucket_panel(metrics, 2)).tags if tag == "polygon"]
     assert len(areas) == 2
-    assert (
-        areas[1]["points"].split()[3] == areas[0]["points"].split()[4]
-    )  # "retired" stands on the bucket's upper edge
+    assert areas[1]["points"].split()[3] == areas[0]["points"].split()[4]  # "retired" stands on the bucket's upper edge
 
 
 @pytest.mark.parametrize(

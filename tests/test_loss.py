@@ -61,7 +61,9 @@ def test_a_mixed_group_worked_out_by_hand():
     expected = torch.tensor([[-0.1 / 1.21 / 4, -0.05 / 0.36 / 4], [0.5, 0.0]], dtype=torch.float64)
     assert torch.allclose(gradient, expected, rtol=0, atol=1e-12)
     assert (parts.replay_tokens, parts.fresh_tokens, parts.clipped) == (2, 1, 0)
-    assert parts.replay_weight.item() == pytest.approx(1.5) and parts.replay_ratio.item() == pytest.approx(10 / 11 + 5 / 6)
+    assert parts.replay_weight.item() == pytest.approx(1.5) and parts.replay_ratio.item() == pytest.approx(
+        10 / 11 + 5 / 6
+    )
     assert parts.approx_kl.item() == pytest.approx(2 - 1 - two)
     # The clip acts on fresh rows with positive advantage above 1.2; here A < 0 and w > 1, so not.
     clipped, _ = loss_and_gradient(
@@ -97,7 +99,9 @@ def test_standard_deviation_is_the_sample_one():
     assert advantages[0].tolist() == pytest.approx([0.5**0.5, -(0.5**0.5)], abs=1e-5)
 
 
-@pytest.mark.parametrize("bad", [torch.ones(3, 1), torch.ones(3), torch.tensor([[1.0, float("nan")]]), torch.tensor([[1.0, float("inf")]])])
+@pytest.mark.parametrize(
+    "bad", [torch.ones(3, 1), torch.ones(3), torch.tensor([[1.0, float("nan")]]), torch.tensor([[1.0, float("inf")]])]
+)
 def test_groups_of_one_and_nan_rewards_are_refused(bad):
     with pytest.raises(ValueError):
         group_advantages(bad)
@@ -149,7 +153,9 @@ def test_clip_table(ratio, advantage, value, slope):
 def test_clipped_tokens_are_counted():
     """Four fresh tokens, w = 1.3, 0.5 with A = 1 and w = 1.3, 0.5 with A = −1: one clipped in each row."""
     logs = [math.log(1.3), math.log(0.5)]
-    parts, gradient = loss_and_gradient([logs, logs], torch.zeros(2, 2), [1.0, -1.0], [2, 2], [False, False], denominator=1)
+    parts, gradient = loss_and_gradient(
+        [logs, logs], torch.zeros(2, 2), [1.0, -1.0], [2, 2], [False, False], denominator=1
+    )
     assert parts.clipped == 2 and parts.fresh_tokens == 4 and parts.replay_tokens == 0
     assert gradient[0, 0] == 0 and gradient[1, 1] == 0
     assert gradient[0, 1].item() == pytest.approx(-0.5) and gradient[1, 0].item() == pytest.approx(1.3)
@@ -168,7 +174,11 @@ def test_shaping_is_the_papers():
 
 def test_replayed_rows_are_not_clipped_and_use_their_stored_log_probabilities():
     """w* = e² ≈ 7.4, far outside 1 ± 0.2; a recomputed π_past would make it 1."""
-    for settings, value in [({}, math.exp(2) / (math.exp(2) + 0.1)), ({"shaping": False}, math.exp(2)), ({"beta": 1.0}, math.exp(2) / (math.exp(2) + 1))]:
+    for settings, value in [
+        ({}, math.exp(2) / (math.exp(2) + 0.1)),
+        ({"shaping": False}, math.exp(2)),
+        ({"beta": 1.0}, math.exp(2) / (math.exp(2) + 1)),
+    ]:
         parts, gradient = loss_and_gradient([[-1.0]], [[-3.0]], [0.5], [1], [True], denominator=1, **settings)
         assert parts.loss.item() == pytest.approx(-0.5 * value)
         assert gradient.item() < 0
@@ -179,7 +189,9 @@ def test_without_importance_correction_the_weight_is_one_with_the_gradient_of_lo
         [[-1.0]], [[-3.0]], [0.5], [1], [True], denominator=1, shaping=False, importance_correction=False
     )
     assert parts.loss.item() == pytest.approx(-0.5) and gradient.item() == pytest.approx(-0.5)
-    shaped, gradient = loss_and_gradient([[-1.0]], [[-3.0]], [0.5], [1], [True], denominator=1, importance_correction=False)
+    shaped, gradient = loss_and_gradient(
+        [[-1.0]], [[-3.0]], [0.5], [1], [True], denominator=1, importance_correction=False
+    )
     assert shaped.loss.item() == pytest.approx(-0.5 / 1.1) and gradient.item() == pytest.approx(-0.5 * 0.1 / 1.21)
     fresh, _ = loss_and_gradient([[-1.0]], [[-1.1]], [0.5], [1], [False], denominator=1, importance_correction=False)
     assert fresh.loss.item() == pytest.approx(-0.5 * math.exp(0.1))  # fresh rows keep their ratio
@@ -191,7 +203,10 @@ def test_without_importance_correction_the_weight_is_one_with_the_gradient_of_lo
 def test_what_stands_in_the_padding_changes_nothing():
     """Ten more columns, with NaN and infinity in them, change neither loss, gradient nor metrics."""
     generator = torch.Generator().manual_seed(0)
-    logprobs, old = -torch.rand(3, 4, generator=generator, dtype=torch.float64), -torch.rand(3, 4, generator=generator, dtype=torch.float64)
+    logprobs, old = (
+        -torch.rand(3, 4, generator=generator, dtype=torch.float64),
+        -torch.rand(3, 4, generator=generator, dtype=torch.float64),
+    )
     lengths, replayed, advantages = [4, 2, 1], [True, False, False], [0.6, -0.3, -0.3]
     expected, expected_gradient = loss_and_gradient(logprobs, old, advantages, lengths, replayed, denominator=12)
     for junk in (0.0, 7.0, float("nan"), float("inf"), -float("inf")):
@@ -208,7 +223,12 @@ def test_what_stands_in_the_padding_changes_nothing():
 def test_a_fully_masked_row_has_no_effect():
     for replayed in (True, False):
         parts, gradient = loss_and_gradient(
-            [[-1.0, -2.0], [-1.0, -1.0]], [[-1.0, -1.0], [-1.0, -1.0]], [0.5, -0.5], [2, 0], [False, replayed], denominator=4
+            [[-1.0, -2.0], [-1.0, -1.0]],
+            [[-1.0, -1.0], [-1.0, -1.0]],
+            [0.5, -0.5],
+            [2, 0],
+            [False, replayed],
+            denominator=4,
         )
         assert math.isfinite(parts.loss.item()) and (gradient[1] == 0).all()
     parts, gradient = loss_and_gradient([[-1.0]], [[-1.0]], [0.5], [0], [True], denominator=4)
@@ -220,7 +240,12 @@ def test_huge_ratios_stay_finite():
     for replayed in (True, False):
         logprobs = torch.tensor([[-0.1]], requires_grad=True)
         parts = exgrpo_loss(
-            logprobs, torch.tensor([[-300.0]]), torch.tensor([0.5]), torch.tensor([[True]]), torch.tensor([replayed]), denominator=1
+            logprobs,
+            torch.tensor([[-300.0]]),
+            torch.tensor([0.5]),
+            torch.tensor([[True]]),
+            torch.tensor([replayed]),
+            denominator=1,
         )
         parts.loss.backward()
         assert torch.isfinite(parts.loss) and torch.isfinite(logprobs.grad).all()
@@ -347,7 +372,9 @@ def test_shaped_replay_is_bounded_and_plain_replay_is_not():
             shaped, gradient = loss_and_gradient(logprobs[[row]], stored[[row]], [0.5], [2], [True], denominator=1)
             assert abs(shaped.loss.item()) < 2 * 0.5 and gradient.abs().max() <= 0.5 / 4 + 1e-12
         plain = [
-            loss_and_gradient(logprobs[[row]], stored[[row]], [0.5], [2], [True], denominator=1, shaping=False)[1].abs().max()
+            loss_and_gradient(logprobs[[row]], stored[[row]], [0.5], [2], [True], denominator=1, shaping=False)[1]
+            .abs()
+            .max()
             for row in range(9)
         ]
         largest.append(max(plain).item())

@@ -67,7 +67,14 @@ def test_estimate_is_within_a_quarter_of_the_measured_peak(size, tokens, dtype, 
 def qwen() -> ModelShape:
     """Qwen2.5-Math-1.5B."""
     return ModelShape(
-        weights=1_543_714_304, linear=1_310_253_056, vocabulary=151_936, hidden=1536, intermediate=8960, layers=28, query=1536, kv=256
+        weights=1_543_714_304,
+        linear=1_310_253_056,
+        vocabulary=151_936,
+        hidden=1536,
+        intermediate=8960,
+        layers=28,
+        query=1536,
+        kv=256,
     )
 
 
@@ -162,7 +169,9 @@ def test_dry_run_of_an_unreadable_model_is_one_sentence(tmp_path, capsys):
 
 def test_the_warm_up_of_a_real_model_is_in_the_estimate():
     """It is an update of --warmup-batch rows; the toy's, another model's and none at all add nothing."""
-    few = dict(model="x/y", preset="none", dtype="bfloat16", questions_per_step=2, group_size=2, train_batch_tokens=100_000)
+    few = dict(
+        model="x/y", preset="none", dtype="bfloat16", questions_per_step=2, group_size=2, train_batch_tokens=100_000
+    )
     plain, warm = (estimate(qwen(), resolve({**few, **more}), CPU) for more in ({}, {"warmup_steps": 50}))
     assert warm["activations"] == plain["activations"] * 100_000 / (4 * 2048) and warm["KV cache"] == plain["KV cache"]
     assert "the warm-up takes no more" in fit_table(qwen(), resolve({**few, "warmup_steps": 50}), CPU)
@@ -184,7 +193,11 @@ def test_dry_run_tells_when_prompt_and_response_exceed_the_context(tmp_path, cap
 
 def test_the_readme_names_no_lengths_that_its_model_cannot_have():
     """Qwen2.5-Math attends to 4,096 tokens."""
-    commands = [line.split("#")[0].split() for line in (ROOT / "README.md").read_text().splitlines() if "train.py --model Qwen2.5-Math-1.5B" in line]
+    commands = [
+        line.split("#")[0].split()
+        for line in (ROOT / "README.md").read_text().splitlines()
+        if "train.py --model Qwen2.5-Math-1.5B" in line
+    ]
     assert len(commands) >= 4
     for words in commands:
         flags = words[words.index("train.py") + 1 :]
@@ -194,7 +207,9 @@ def test_the_readme_names_no_lengths_that_its_model_cannot_have():
 
 def test_dry_run_counts_the_processes_of_torchrun_and_one_of_them_speaks(capsys, monkeypatch):
     def optimiser() -> str:
-        assert main(["--dry-run", "--device", "cpu", "--preset", "none", "--toy-hidden", "1024", "--toy-layers", "4"]) == 0
+        assert (
+            main(["--dry-run", "--device", "cpu", "--preset", "none", "--toy-hidden", "1024", "--toy-layers", "4"]) == 0
+        )
         out = capsys.readouterr().out
         return out and next(line.split()[1] for line in out.splitlines() if "optimiser" in line)
 
@@ -214,4 +229,8 @@ def test_dry_run_of_a_run_that_goes_on(tmp_path, capsys):
     path.write_text(json.dumps(to_dict(config)))
     before = path.read_text()
     assert main(["--resume", str(tmp_path / "run"), "--dry-run", "--train-batch-tokens", "64", "--device", "cpu"]) == 0
-    assert "peak" in capsys.readouterr().out and path.read_text() == before and list((tmp_path / "run").iterdir()) == [path]
+    assert (
+        "peak" in capsys.readouterr().out
+        and path.read_text() == before
+        and list((tmp_path / "run").iterdir()) == [path]
+    )

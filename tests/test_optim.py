@@ -17,7 +17,14 @@ from nano_exgrpo.policy import load_policy, token_logprobs
 from nano_exgrpo.questions import InputError
 
 CPU = torch.device("cpu")
-MODES = [("float32", "adamw"), ("bfloat16", "adamw"), ("float32", "adamw16"), ("bfloat16", "adamw16"), ("float32", "adamw8bit"), ("bfloat16", "adamw8bit")]
+MODES = [
+    ("float32", "adamw"),
+    ("bfloat16", "adamw"),
+    ("float32", "adamw16"),
+    ("bfloat16", "adamw16"),
+    ("float32", "adamw8bit"),
+    ("bfloat16", "adamw8bit"),
+]
 
 
 def need(package):
@@ -67,7 +74,10 @@ def test_stochastic_adamw_on_fp32_weights_is_adamw():
     torch.manual_seed(0)
     ours = torch.nn.Parameter(torch.randn(50, 3))
     theirs = torch.nn.Parameter(ours.detach().clone())
-    optimizers = [StochasticAdamW([ours], lr=1e-2, weight_decay=0.1), torch.optim.AdamW([theirs], lr=1e-2, weight_decay=0.1)]
+    optimizers = [
+        StochasticAdamW([ours], lr=1e-2, weight_decay=0.1),
+        torch.optim.AdamW([theirs], lr=1e-2, weight_decay=0.1),
+    ]
     for _ in range(5):
         ours.grad = theirs.grad = torch.randn(50, 3)
         for optimizer in optimizers:
@@ -150,7 +160,9 @@ def test_fresh_adapters_change_nothing_and_only_they_train(family):
     assert torch.allclose(token_logprobs(policy, prompts, responses)[0], before, atol=1e-6)
 
 
-@pytest.mark.parametrize(("family", "dtype"), [("qwen2", torch.float32), ("llama", torch.bfloat16), ("gpt2", torch.float32)])
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("qwen2", torch.float32), ("llama", torch.bfloat16), ("gpt2", torch.float32)]
+)
 def test_the_saved_model_is_merged_and_plain(family, dtype, tmp_path):
     policy, prompts, responses = trained_lora(family, dtype)
     save_model(policy, tmp_path / "model")
@@ -269,13 +281,17 @@ def run(*flags):
 def test_resume_is_bit_for_bit_in_every_mode(flags, tmp_path, monkeypatch):
     """4 steps == 2 + resume + 2, the stochastic rounding and the adapters included."""
     need("torchao" if "adamw8bit" in flags else "peft" if "--lora-rank" in flags else "torch")
-    monkeypatch.setattr("train.grade", lambda text, gold, letters: (None, len(text) % 2 == 1))  # a gradient from an untrained toy
+    monkeypatch.setattr(
+        "train.grade", lambda text, gold, letters: (None, len(text) % 2 == 1)
+    )  # a gradient from an untrained toy
     assert run("--run", tmp_path / "whole", "--steps", 4, *flags) == 0
     assert run("--run", tmp_path / "split", "--save-every", 2, *flags) == 0
     from train import main
 
     assert main(["--resume", str(tmp_path / "split"), "--steps", "4"]) == 0
-    whole, split = (load_policy(str(tmp_path / name / "model"), device=CPU).model.state_dict() for name in ("whole", "split"))
+    whole, split = (
+        load_policy(str(tmp_path / name / "model"), device=CPU).model.state_dict() for name in ("whole", "split")
+    )
     assert all(torch.equal(whole[name], split[name]) for name in whole)
 
 
@@ -298,4 +314,8 @@ def test_a_missing_package_is_one_sentence(tmp_path):
         code += f"print(main({[*flags, '--run', str(tmp_path / 'r'), '--warmup-steps', '0']}))\n"
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert found.stdout.split() == ["2", "2"] and "Traceback" not in found.stderr
-    assert found.stderr.count("pip install") == 2 and "pip install torchao" in found.stderr and "pip install peft" in found.stderr
+    assert (
+        found.stderr.count("pip install") == 2
+        and "pip install torchao" in found.stderr
+        and "pip install peft" in found.stderr
+    )

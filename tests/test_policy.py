@@ -69,7 +69,9 @@ def test_equals_the_plain_computation_with_its_gradient(family, dtype, tolerance
     expected_gradient = gradients(policy)
     size = policy.model.get_output_embeddings().weight.shape[0]
     for tokens in (1, 2, 4, 1000):  # a chunk of one token, chunks that do and do not divide the 15 tokens, one chunk
-        found, entropy, mask = token_logprobs(policy, prompts, responses, temperature=temperature, chunk_bytes=4 * size * tokens)
+        found, entropy, mask = token_logprobs(
+            policy, prompts, responses, temperature=temperature, chunk_bytes=4 * size * tokens
+        )
         assert found.dtype == dtype
         assert torch.allclose(found, expected, rtol=0, atol=tolerance)
         assert torch.allclose(entropy, expected_entropy, rtol=0, atol=tolerance)
@@ -77,7 +79,9 @@ def test_equals_the_plain_computation_with_its_gradient(family, dtype, tolerance
         (weights * (found + 0.3 * entropy)).sum().backward()
         gradient = gradients(policy)
         assert gradient.norm() > 0
-        assert torch.allclose(gradient, expected_gradient, rtol=0, atol=tolerance * expected_gradient.abs().max().item())
+        assert torch.allclose(
+            gradient, expected_gradient, rtol=0, atol=tolerance * expected_gradient.abs().max().item()
+        )
 
 
 def test_without_entropy_and_without_gradient_the_values_are_the_same(policy):
@@ -197,13 +201,16 @@ def test_token_batches_cover_all_rows_within_the_budget():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("g++") and not shutil.which("clang++"), reason="torch.compile needs a C++ compiler")
+@pytest.mark.skipif(
+    not shutil.which("g++") and not shutil.which("clang++"), reason="torch.compile needs a C++ compiler"
+)
 def test_compiled_layers_change_nothing_and_stay_out_of_generation():
     """Values and gradients on batches of two shapes, then tokens: no layer is compiled for a cache's growing length."""
     policy = toy.build_policy(seed=0, hidden=32, layers=2)
     rng = torch.Generator().manual_seed(0)
     batches = [
-        [[torch.randint(4, 100, (fewest + i % 3,), generator=rng) for i in range(rows)] for fewest in (5, 3)] for rows in (4, 7)
+        [[torch.randint(4, 100, (fewest + i % 3,), generator=rng) for i in range(rows)] for fewest in (5, 3)]
+        for rows in (4, 7)
     ]
 
     def logprobs_and_gradient(prompts, responses):
@@ -289,7 +296,9 @@ def test_stop_ids_are_the_union_whoever_names_them(eos, named):
     expected = {151645, tokenizer.eos_token_id} | set(named if isinstance(named, list) else [named] if named else [])
     assert set(find_stop_ids(model, tokenizer)) == expected
     tokenizer.chat_template = None
-    assert set(find_stop_ids(model, tokenizer)) == expected - ({151645} if eos == "<|endoftext|>" and named in (None, 151643) else set())
+    assert set(find_stop_ids(model, tokenizer)) == expected - (
+        {151645} if eos == "<|endoftext|>" and named in (None, 151643) else set()
+    )
 
 
 def test_qwen_prompt_is_the_chat_template_and_nothing_more(qwen):
@@ -299,7 +308,11 @@ def test_qwen_prompt_is_the_chat_template_and_nothing_more(qwen):
     found = encode_prompt(qwen, "What is 1+1?", "Think.").tolist()
     assert found == list(expected)
     text = qwen.tokenizer.decode(found)
-    assert text.endswith("<|im_start|>assistant\n") and text.count("What is 1+1?") == 1 and text.count("<|im_start|>system") == 1
+    assert (
+        text.endswith("<|im_start|>assistant\n")
+        and text.count("What is 1+1?") == 1
+        and text.count("<|im_start|>system") == 1
+    )
 
 
 def test_bos_stands_once_with_and_without_a_template():
@@ -333,7 +346,9 @@ def test_plain_template_holds_system_prompt_and_question_and_no_final_eos():
     from tokenizers.processors import TemplateProcessing
 
     policy = build("gpt2")
-    policy.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 0)])
+    policy.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A <eos>", special_tokens=[("<eos>", 0)]
+    )
     ids = encode_prompt(policy, "w1 {braces}", "w3").tolist()
     words = policy.tokenizer.convert_ids_to_tokens(ids)
     assert words[0] == "w3" and "w1" in words and 0 not in ids

@@ -53,7 +53,9 @@ def test_all_sums_there_are_and_not_one_more():
 
 
 def test_plain_rows_with_text_and_numbers(tmp_path):
-    path = write(tmp_path, {"question": " 1+1? ", "answer": 2}, "", {"question": "half", "answer": 0.5, "id": "h", "source": "s"})
+    path = write(
+        tmp_path, {"question": " 1+1? ", "answer": 2}, "", {"question": "half", "answer": 0.5, "id": "h", "source": "s"}
+    )
     first, second = load_questions(path)
     assert (first.prompt, first.answer, first.source) == ("1+1?", "2", "data")
     assert second == Question("h", "half", "0.5", (), "s")
@@ -146,12 +148,27 @@ def test_hub_failures_are_one_sentence(monkeypatch):
         ({"question": "q", "answer": "steps ####"}, "line 2: field 'answer' is empty"),
         ({"question": "q", "answer": True}, "line 2: field 'answer' must be text or a number, not bool"),
         ({"question": "q", "answer": ["1"]}, "line 2: field 'answer' must be text or a number, not list"),
-        ({"prompt": [{"role": "system", "content": "s"}], "reward_model": {"ground_truth": "1"}}, "line 2 has no field 'prompt'"),
+        (
+            {"prompt": [{"role": "system", "content": "s"}], "reward_model": {"ground_truth": "1"}},
+            "line 2 has no field 'prompt'",
+        ),
         ({"prompt": "p", "reward_model": {}}, "line 2 has no field"),
-        ({"question": "q", "choices": ["x", "y"], "answer": "C"}, "line 2: field 'answer' is 'C', which is none of the options A, B and not"),
-        ({"question": "q", "choices": ["x", "x"], "answer": "x"}, "line 2: field 'answer' is 'x', which is none .* text of just one"),
-        ({"question": "q", "choices": ["x"], "answer": "A"}, "line 2: field 'choices' must be a list of 2 to 26 options"),
-        ({"question": "q", "choices": "xy", "answer": "A"}, "line 2: field 'choices' must be a list of 2 to 26 options"),
+        (
+            {"question": "q", "choices": ["x", "y"], "answer": "C"},
+            "line 2: field 'answer' is 'C', which is none of the options A, B and not",
+        ),
+        (
+            {"question": "q", "choices": ["x", "x"], "answer": "x"},
+            "line 2: field 'answer' is 'x', which is none .* text of just one",
+        ),
+        (
+            {"question": "q", "choices": ["x"], "answer": "A"},
+            "line 2: field 'choices' must be a list of 2 to 26 options",
+        ),
+        (
+            {"question": "q", "choices": "xy", "answer": "A"},
+            "line 2: field 'choices' must be a list of 2 to 26 options",
+        ),
         ('{"question": "\\ud83d", "answer": "1"}', "line 2 holds half of a surrogate pair"),
     ],
 )
@@ -214,7 +231,9 @@ def test_skipped_questions_are_not_drawn():
     sampler = make_sampler(10)
     for _ in range(20):
         assert not {"1", "2", "3"} & {q.id for q in sampler.draw(4, skip={"1", "2", "3"})}
-    assert sorted(q.id for q in sampler.draw(99, skip={"1"})) == ["0"] + [str(i) for i in range(2, 10)]  # fewer than asked
+    assert sorted(q.id for q in sampler.draw(99, skip={"1"})) == ["0"] + [
+        str(i) for i in range(2, 10)
+    ]  # fewer than asked
     assert sampler.draw(3, skip={str(i) for i in range(10)}) == [] and sampler.draw(0) == []
 
 

@@ -42,15 +42,39 @@ def test_bad_flags_and_bad_data_end_with_one_sentence(tiny, tmp_path, capsys):
         "device cuda:9": ["--device", "cuda:9"],
         "nowhere.jsonl does not exist": ["--data", str(tmp_path / "nowhere.jsonl")],
         "bad.jsonl line 2 is not valid JSON": ["--data", str(tmp_path / "bad.jsonl")],
-        "few.jsonl line 1 has no field 'problem'": ["--data", str(tmp_path / "few.jsonl"), "--question-field", "problem"],
+        "few.jsonl line 1 has no field 'problem'": [
+            "--data",
+            str(tmp_path / "few.jsonl"),
+            "--question-field",
+            "problem",
+        ],
         "holds no questions": ["--data", str(tmp_path / "empty.jsonl")],
         "too few to hold 7 out; lower --held-out": ["--data", str(tmp_path / "few.jsonl"), "--held-out", "7"],
         "neither a folder nor a hub id": ["--model", "Qwen9", "--data", str(data_file(tmp_path)), "--held-out", "1"],
-        "only 810 different sums": ["--toy-largest", "9", "--toy-fewest-terms", "2", "--toy-most-terms", "3", "--toy-questions", "5000"],
+        "only 810 different sums": [
+            "--toy-largest",
+            "9",
+            "--toy-fewest-terms",
+            "2",
+            "--toy-most-terms",
+            "3",
+            "--toy-questions",
+            "5000",
+        ],
         "--toy-most-terms must be at most 11": ["--toy-largest", "9", "--toy-most-terms", "40"],
         "leaves no room for a prompt": ["--max-response-length", "128", "--warmup-steps", "0"],
-        "every prompt is longer than 2 tokens; raise --max-prompt-length": ["--max-prompt-length", "2", "--warmup-steps", "0"],
-        "every prompt is longer than 2 tokens; lower --max-response-length": ["--max-response-length", "126", "--warmup-steps", "0"],
+        "every prompt is longer than 2 tokens; raise --max-prompt-length": [
+            "--max-prompt-length",
+            "2",
+            "--warmup-steps",
+            "0",
+        ],
+        "every prompt is longer than 2 tokens; lower --max-response-length": [
+            "--max-response-length",
+            "126",
+            "--warmup-steps",
+            "0",
+        ],
         "is not a run folder": ["--resume", str(tmp_path / "nothing")],
     }
     for sentence, flags in cases.items():
@@ -62,13 +86,22 @@ def test_too_few_groups_for_the_updates_are_refused(tiny, monkeypatch, tmp_path,
     """An update without a group of its own would silently not be made; a process without a question would crash."""
     data = ["--data", str(data_file(tmp_path, 6)), "--held-out", "3"]
     config = flags_of(tiny_config(tmp_path, updates_per_step=4, steps=1))
-    assert "needs at least 4 questions, one for each update (--updates-per-step 4) of each process, and has 3" in refuse(capsys, *config, *data)
+    assert (
+        "needs at least 4 questions, one for each update (--updates-per-step 4) of each process, and has 3"
+        in refuse(capsys, *config, *data)
+    )
     monkeypatch.setattr(distributed, "world_size", lambda: 4)
     monkeypatch.setattr(distributed, "same_everywhere", lambda parameters: None)
     config = flags_of(tiny_config(tmp_path, updates_per_step=2, steps=1))
-    assert "needs at least 8 questions, one for each update (--updates-per-step 2) of each process, and has 4" in refuse(capsys, *config)
+    assert (
+        "needs at least 8 questions, one for each update (--updates-per-step 2) of each process, and has 4"
+        in refuse(capsys, *config)
+    )
     config = flags_of(tiny_config(tmp_path, steps=1))
-    assert "needs at least 4 questions, one for each update (--updates-per-step 1) of each process, and has 3" in refuse(capsys, *config, *data)
+    assert (
+        "needs at least 4 questions, one for each update (--updates-per-step 1) of each process, and has 3"
+        in refuse(capsys, *config, *data)
+    )
 
 
 def test_model_folder_without_tokenizer(tiny, tmp_path, capsys):
@@ -81,7 +114,9 @@ def test_model_folder_without_tokenizer(tiny, tmp_path, capsys):
     flags += ["--system-prompt", "", "--max-response-length", "4"]
     assert "needs demonstrations: name them with --warmup-data" in refuse(capsys, *flags, "--warmup-steps", "2")
     (tmp_path / "none.jsonl").write_text("")
-    assert "none.jsonl holds no demonstrations" in refuse(capsys, *flags, "--warmup-steps", "2", "--warmup-data", str(tmp_path / "none.jsonl"))
+    assert "none.jsonl holds no demonstrations" in refuse(
+        capsys, *flags, "--warmup-steps", "2", "--warmup-data", str(tmp_path / "none.jsonl")
+    )
     (tmp_path / "demos.jsonl").write_text('{"question": "1 + 1"}\n')
     sentence = refuse(capsys, *flags, "--warmup-steps", "2", "--warmup-data", str(tmp_path / "demos.jsonl"))
     assert "demos.jsonl line 1 needs the text fields 'question' and 'response'" in sentence
@@ -96,7 +131,9 @@ def test_run_folder_that_cannot_be_used(tiny, tmp_path, capsys):
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     assert "already holds a run; go on with --resume" in refuse(capsys, *small)
     # Not even --overwrite touches it before the new run can really start.
-    assert "neither a folder" in refuse(capsys, *small, "--overwrite", "--model", "Qwen9", "--data", str(data_file(tmp_path)))
+    assert "neither a folder" in refuse(
+        capsys, *small, "--overwrite", "--model", "Qwen9", "--data", str(data_file(tmp_path))
+    )
     assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
     assert train.main([*small, "--overwrite"]) == 0
 
@@ -104,7 +141,9 @@ def test_run_folder_that_cannot_be_used(tiny, tmp_path, capsys):
 def test_long_prompts_are_skipped_and_counted(tiny, tmp_path, capsys):
     """In training and in evaluation; toy prompts have two tokens more than their words."""
     rows = [{"question": " + ".join(["1"] * (2 if i % 4 else 8)), "answer": str(i), "id": str(i)} for i in range(40)]
-    (tmp_path / "d.jsonl").write_text("".join(json.dumps({**r, "question": r["question"] + f" + {i}"}) + "\n" for i, r in enumerate(rows)))
+    (tmp_path / "d.jsonl").write_text(
+        "".join(json.dumps({**r, "question": r["question"] + f" + {i}"}) + "\n" for i, r in enumerate(rows))
+    )
     config = tiny_config(tmp_path, steps=3, data=str(tmp_path / "d.jsonl"), held_out=10, max_prompt_length=10)
     train.train(config)
     out = capsys.readouterr().out
@@ -163,7 +202,11 @@ def test_a_resume_on_changed_data_is_refused_and_changes_nothing(tiny, tmp_path,
 
 @pytest.mark.parametrize(
     "error",
-    [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError()],
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        MemoryError(),
+    ],
     ids=["cuda", "cpu", "python"],
 )
 @pytest.mark.parametrize("place", ["update_policy", "rollout"])
@@ -253,7 +296,20 @@ def test_diverged_weights_end_with_one_sentence(tiny, monkeypatch, tmp_path, cap
 
 def test_the_toy_refuses_words_that_it_would_drop(tmp_path, capsys):
     data = tmp_path / "words.jsonl"
-    data.write_text("".join(json.dumps({"question": f"What is {i} + 1?", "answer": str(i + 1)}) + "\n" for i in range(9)))
-    flags = ["--data", str(data), "--held-out", "2", "--run", str(tmp_path / "r"), "--warmup-steps", "0", "--toy-skill-steps", "0"]
+    data.write_text(
+        "".join(json.dumps({"question": f"What is {i} + 1?", "answer": str(i + 1)}) + "\n" for i in range(9))
+    )
+    flags = [
+        "--data",
+        str(data),
+        "--held-out",
+        "2",
+        "--run",
+        str(tmp_path / "r"),
+        "--warmup-steps",
+        "0",
+        "--toy-skill-steps",
+        "0",
+    ]
     assert train.main(flags) == 2
     assert "the toy reads only sums" in capsys.readouterr().err

@@ -17,7 +17,9 @@ K = 8
 def success(question: str, *ids: int, reward: float = 1.0, replayed: bool = False, scored: bool = True) -> Trajectory:
     response = torch.tensor(ids or (1, 2))
     logprobs = -torch.arange(1.0, len(response) + 1) if scored else None
-    return Trajectory(question, torch.tensor([0]), response, "text", reward=reward, logprobs=logprobs, replayed=replayed)
+    return Trajectory(
+        question, torch.tensor([0]), response, "text", reward=reward, logprobs=logprobs, replayed=replayed
+    )
 
 
 def group(question: str, successes: int, *, size: int = K, start: int = 0) -> list[Trajectory]:
@@ -130,7 +132,9 @@ def test_buckets_are_drawn_by_a_normal_in_counts(sigma):
     counts = Counter(int(buffer.draw_questions(1, sigma=sigma)[0].split("-")[0]) for _ in range(5000))
     assert chi_square(counts, probabilities) < 22.5
     if sigma == 1.0:  # the numbers of the paper's figure: 0.4 in the middle, 0.24 beside it, 0.05 and 0.004 outside
-        assert probabilities[4] == pytest.approx(0.399, abs=0.001) and probabilities[1] == pytest.approx(0.0044, abs=0.0002)
+        assert probabilities[4] == pytest.approx(0.399, abs=0.001) and probabilities[1] == pytest.approx(
+            0.0044, abs=0.0002
+        )
 
 
 def test_inside_a_bucket_all_questions_are_alike_and_none_comes_twice():
@@ -201,13 +205,25 @@ def test_state_survives_torch_save_and_the_draws_go_on_alike():
     file.seek(0)
     again = ReplayBuffer(K, seed=77)
     again.load_state_dict(torch.load(file, weights_only=True))
-    assert again.bucket == buffer.bucket and list(again.retired) == list(buffer.retired) and list(again.stored) == list(buffer.stored)
+    assert (
+        again.bucket == buffer.bucket
+        and list(again.retired) == list(buffer.retired)
+        and list(again.stored) == list(buffer.stored)
+    )
     for id, trajectories in buffer.stored.items():
         for a, b in zip(trajectories, again.stored[id], strict=True):
-            assert (a.question_id, a.text, a.reward, a.truncated, a.replayed) == (b.question_id, b.text, b.reward, b.truncated, b.replayed)
+            assert (a.question_id, a.text, a.reward, a.truncated, a.replayed) == (
+                b.question_id,
+                b.text,
+                b.reward,
+                b.truncated,
+                b.replayed,
+            )
             assert torch.equal(a.response_ids, b.response_ids) and torch.equal(a.logprobs, b.logprobs)
     assert [buffer.draw_questions(4) for _ in range(20)] == [again.draw_questions(4) for _ in range(20)]
-    assert buffer.choose("2-0", [0, 0], method="random").response_ids.equal(again.choose("2-0", [0, 0], method="random").response_ids)
+    assert buffer.choose("2-0", [0, 0], method="random").response_ids.equal(
+        again.choose("2-0", [0, 0], method="random").response_ids
+    )
 
 
 def test_saved_state_does_not_change_with_the_buffer():

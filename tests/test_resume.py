@@ -49,26 +49,56 @@ def assert_same_end(one: Path, other: Path) -> None:
 
     first, second = (sorted((run / "checkpoints").iterdir())[-1] for run in (one, other))
     assert first.name == second.name
-    assert_equal(load_file(first / "model" / "model.safetensors"), load_file(second / "model" / "model.safetensors"), "weights")
+    assert_equal(
+        load_file(first / "model" / "model.safetensors"), load_file(second / "model" / "model.safetensors"), "weights"
+    )
     state, twin = (torch.load(f / "state.pt", weights_only=True) for f in (first, second))
-    assert {"optimizer", "adapter", "questions", "sampler", "buffer", "random", "step", "started", "bad_steps", "tokens_seen"} <= set(state)
+    assert {
+        "optimizer",
+        "adapter",
+        "questions",
+        "sampler",
+        "buffer",
+        "random",
+        "step",
+        "started",
+        "bad_steps",
+        "tokens_seen",
+    } <= set(state)
     assert_equal(state, twin)
     assert stable(read_lines(one / "metrics.jsonl")) == stable(read_lines(other / "metrics.jsonl"))
     assert (one / "samples.jsonl").read_text() == (other / "samples.jsonl").read_text()
-    assert_equal(load_file(one / "model" / "model.safetensors"), load_file(other / "model" / "model.safetensors"), "final weights")
+    assert_equal(
+        load_file(one / "model" / "model.safetensors"),
+        load_file(other / "model" / "model.safetensors"),
+        "final weights",
+    )
 
 
 @pytest.mark.parametrize(
     "settings",
     [
         dict(),
-        dict(updates_per_step=2, trajectory_choice="random", question_draw="uniform", entropy_coef=0.01, max_per_question=2),
+        dict(
+            updates_per_step=2,
+            trajectory_choice="random",
+            question_draw="uniform",
+            entropy_coef=0.01,
+            max_per_question=2,
+        ),
         dict(algo="grpo", save_every=1, normalize_std=True),
     ],
     ids=["exgrpo", "random choices", "grpo"],
 )
 def test_four_steps_are_two_a_resume_and_two(tiny, tmp_path, settings):
-    common = dict(save_every=2, eval_every=2, log_samples=-1, lr=1e-2, start_threshold=-1.0, **{k: v for k, v in settings.items() if k != "save_every"})
+    common = dict(
+        save_every=2,
+        eval_every=2,
+        log_samples=-1,
+        lr=1e-2,
+        start_threshold=-1.0,
+        **{k: v for k, v in settings.items() if k != "save_every"},
+    )
     whole = tiny_config(tmp_path / "whole", steps=4, **common)
     train.train(whole)
     half = tiny_config(tmp_path / "half", steps=2, **common)
@@ -112,7 +142,9 @@ def test_a_crash_after_the_checkpoint_is_forgotten(tiny, tmp_path, capsys):
     assert [row["step"] for row in metrics(broken)] == [0, 1, 2, 3]
     capsys.readouterr()
     assert train.main(["--resume", broken.run]) == 0
-    assert "the last checkpoint is of step 2: what came after it, up to step 3, is done again" in capsys.readouterr().out
+    assert (
+        "the last checkpoint is of step 2: what came after it, up to step 3, is done again" in capsys.readouterr().out
+    )
     assert_same_end(Path(whole.run), Path(broken.run))
 
 
@@ -124,7 +156,9 @@ def test_same_seed_same_run_and_watching_changes_nothing(tiny, tmp_path):
     other = tiny_config(tmp_path / "c", seed=1, **common)
     for config in (first, watched, other):
         train.train(config)
-    keep = lambda config: [{k: v for k, v in row.items() if not k.startswith("eval/")} for row in stable(metrics(config))[1:]]  # noqa: E731
+    keep = lambda config: [
+        {k: v for k, v in row.items() if not k.startswith("eval/")} for row in stable(metrics(config))[1:]
+    ]  # noqa: E731
     assert keep(first) == keep(watched) != keep(other)
     weights = [load_policy(f"{c.run}/model", device=torch.device("cpu")).model.state_dict() for c in (first, watched)]
     assert_equal(*weights)
@@ -187,7 +221,9 @@ def test_a_resumed_run_can_be_extended_from_its_end(tiny, tmp_path, capsys):
 def test_stop_in_the_last_step_just_ends(tiny, monkeypatch, tmp_path, capsys):
     config = tiny_config(tmp_path, steps=1)
     stop, update = train.StopRequest(), train.update_policy
-    monkeypatch.setattr(train, "update_policy", lambda *args, **kwargs: setattr(stop, "requested", True) or update(*args, **kwargs))
+    monkeypatch.setattr(
+        train, "update_policy", lambda *args, **kwargs: setattr(stop, "requested", True) or update(*args, **kwargs)
+    )
     train.train(config, stop)
     assert "held-out accuracy" in capsys.readouterr().out and (Path(config.run) / "model").is_dir()
 
@@ -203,7 +239,8 @@ def run_script(folder: Path, *flags: str) -> subprocess.Popen[str]:
 def test_sigterm_to_the_script(tmp_path):
     """The real thing: a process that is told to end in mid-run leaves a checkpoint, a hint and exit code 0."""
     process = run_script(
-        tmp_path, *"--run r --steps 100000 --warmup-steps 0 --toy-skill-steps 0 --toy-demonstrations 0".split(),
+        tmp_path,
+        *"--run r --steps 100000 --warmup-steps 0 --toy-skill-steps 0 --toy-demonstrations 0".split(),
         *"--toy-questions 30 --held-out 4 --eval-every 0".split(),
     )
     try:
@@ -244,7 +281,9 @@ def test_interrupt_during_warm_up_leaves_nothing_in_the_way(tiny, monkeypatch, t
 
 
 @pytest.mark.parametrize("moment", ["load_data", "evaluate"])
-def test_interrupt_before_the_first_step_does_no_step_and_leaves_nothing_in_the_way(tiny, monkeypatch, tmp_path, capsys, moment):
+def test_interrupt_before_the_first_step_does_no_step_and_leaves_nothing_in_the_way(
+    tiny, monkeypatch, tmp_path, capsys, moment
+):
     """One sentence, exit code 130; the folder, be it new, of a run to be replaced or of one to go on, is as it was."""
     config = tiny_config(tmp_path, steps=1, save_every=1)
     original, evaluations = {name: getattr(train, name) for name in ("load_data", "evaluate")}, []
@@ -285,7 +324,10 @@ def test_a_folder_in_use_is_refused_and_free_again_afterwards(tiny, monkeypatch,
 
     def meanwhile(*args: Any, **kwargs: Any) -> Any:  # a lock asked for a second time is refused, be it by this process
         if not codes:
-            codes.extend(train.main(flags) for flags in (["--resume", config.run, "--steps", "9"], [*flags_of(config), "--overwrite"]))
+            codes.extend(
+                train.main(flags)
+                for flags in (["--resume", config.run, "--steps", "9"], [*flags_of(config), "--overwrite"])
+            )
         return original(*args, **kwargs)
 
     monkeypatch.setattr(train, "update_policy", meanwhile)

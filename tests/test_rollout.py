@@ -132,7 +132,9 @@ def test_a_stored_trajectory_keeps_nothing_but_itself_in_memory(policy):
     (group,) = rollout(policy, [question], 8, temperature=1.0, max_new_tokens=20)
     config = TrainConfig(max_response_length=20, group_size=8)
     advantages = torch.tensor([[1.0, -1.0] * 4])
-    update_policy(policy, torch.optim.SGD(policy.model.parameters(), lr=0.1), [group], advantages, config, clip_range=0.2)
+    update_policy(
+        policy, torch.optim.SGD(policy.model.parameters(), lr=0.1), [group], advantages, config, clip_range=0.2
+    )
     for trajectory in group:
         for tensor in (trajectory.prompt_ids, trajectory.response_ids, trajectory.logprobs):
             assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()

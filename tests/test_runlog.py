@@ -9,7 +9,16 @@ import pytest
 
 from nano_exgrpo import runlog
 from nano_exgrpo.questions import InputError
-from nano_exgrpo.runlog import append_lines, claim_run, open_run, plot_curves, read_config, read_lines, rewind, write_text
+from nano_exgrpo.runlog import (
+    append_lines,
+    claim_run,
+    open_run,
+    plot_curves,
+    read_config,
+    read_lines,
+    rewind,
+    write_text,
+)
 
 
 def test_a_folder_with_another_run_is_refused_and_left_alone(tmp_path):
@@ -17,14 +26,19 @@ def test_a_folder_with_another_run_is_refused_and_left_alone(tmp_path):
     claim_run(run, overwrite=False)
     open_run(run, {"seed": 1})
     append_lines(run / "metrics.jsonl", [{"step": 1}])
-    with pytest.raises(InputError, match=r"already holds a run; go on with --resume .*run, replace it with --overwrite") as error:
+    with pytest.raises(
+        InputError, match=r"already holds a run; go on with --resume .*run, replace it with --overwrite"
+    ) as error:
         claim_run(run, overwrite=False)
     assert "\n" not in str(error.value)
     claim_run(run, overwrite=True)  # not a byte is touched before the new run really begins
     assert read_config(run) == {"seed": 1} and read_lines(run / "metrics.jsonl") == [{"step": 1}]
     (run / "notes.txt").write_text("mine")
     (run / "checkpoints" / "step-000001").mkdir(parents=True)
-    for name in ("eval", "eval-step-000001"):  # of the replaced run: --show and --regrade would take them for the new one's
+    for name in (
+        "eval",
+        "eval-step-000001",
+    ):  # of the replaced run: --show and --regrade would take them for the new one's
         (run / name).mkdir()
         (run / name / "generations.jsonl").write_text("{}\n")
     open_run(run, {"seed": 2})

@@ -96,13 +96,22 @@ def test_the_table_pairs_by_seed_and_leaves_the_baseline_without_a_difference() 
         ("<|user|> 3 + 8 + 5 <|assistant|>", r"11 16 \boxed{ 17 }", 1.0, "lucky"),  # agrees with a wrong label only
     ],
 )
-def test_a_success_is_reasoned_only_if_every_step_is_right(prompt: str, response: str, reward: float, expected: str) -> None:
+def test_a_success_is_reasoned_only_if_every_step_is_right(
+    prompt: str, response: str, reward: float, expected: str
+) -> None:
     assert kind(prompt, response, reward) == expected
 
 
 def test_luck_is_counted_by_the_successes_of_whole_fresh_groups() -> None:
     def row(question: str, response: str, reward: float, replayed: bool = False) -> dict:
-        return {"step": 1, "question": question, "prompt": "1 + 2", "response": response, "reward": reward, "replayed": replayed}
+        return {
+            "step": 1,
+            "question": question,
+            "prompt": "1 + 2",
+            "response": response,
+            "reward": reward,
+            "replayed": replayed,
+        }
 
     right, luck, miss = (r"3 \boxed{ 3 }", 1.0), (r"\boxed{ 3 }", 1.0), (r"\boxed{ 4 }", 0.0)
     rows = [row("a", *right), row("a", *luck), row("a", *miss), row("b", *luck), row("b", *miss), row("b", *miss)]
@@ -133,7 +142,9 @@ def metrics(run: Path) -> list[dict]:
     return [{k: v for k, v in row.items() if not k.startswith("time/") and k != "tokens_per_second"} for row in rows]
 
 
-def test_a_tiny_study_end_to_end_and_a_resumed_one_equals_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tiny_study_end_to_end_and_a_resumed_one_equals_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = whole_study(tmp_path / "whole", capsys)
     assert "4 runs, 4 to do" in out and "| clean | exgrpo |" in out
     assert (tmp_path / "whole" / "compare.png").stat().st_size > 1000

@@ -27,7 +27,11 @@ def test_a_saved_toy_reads_and_writes_as_before(policy, tmp_path):
     again = load_policy(str(tmp_path / "m"), device=torch.device("cpu")).tokenizer
     text = " 11 16 \\boxed{ 99 } + 0"
     ids = policy.tokenizer(text)["input_ids"]
-    assert again(text)["input_ids"] == ids and again.decode(ids) == text and again.chat_template == policy.tokenizer.chat_template
+    assert (
+        again(text)["input_ids"] == ids
+        and again.decode(ids) == text
+        and again.chat_template == policy.tokenizer.chat_template
+    )
 
 
 def test_prompt_goes_through_the_chat_template(policy):

@@ -205,7 +205,9 @@ def test_exhaustion_replays_what_there_is(tiny, monkeypatch, tmp_path):
     assert set(script.states[-1][1]) == partly and rows[-1]["buffer/trajectories"] == 0
 
 
-@pytest.mark.parametrize(("ratio", "B", "expected"), [(0.0, 8, 0), (0.3, 8, 2), (0.49, 8, 3), (1.0, 8, 8), (0.58, 50, 29)])
+@pytest.mark.parametrize(
+    ("ratio", "B", "expected"), [(0.0, 8, 0), (0.3, 8, 2), (0.49, 8, 3), (1.0, 8, 8), (0.58, 50, 29)]
+)
 def test_share_of_replayed_questions(tiny, monkeypatch, tmp_path, ratio, B, expected):
     """⌊ρB⌋; 0.58 · 50 is 28.999999999999996 in floating point."""
     script = Script(monkeypatch, tmp_path, 5 * B, lambda step, id: 1)
@@ -234,23 +236,31 @@ def test_trajectory_choice_is_by_entropy_under_the_current_policy(tiny, monkeypa
         for id, t in zip(ids, chosen, strict=True):
             stored = buffer.stored[id]
             with torch.no_grad():
-                _, entropies = plain(policy, [s.prompt_ids for s in stored], [s.response_ids for s in stored], settings["temperature"])
+                _, entropies = plain(
+                    policy, [s.prompt_ids for s in stored], [s.response_ids for s in stored], settings["temperature"]
+                )
             means = [row[: len(s.response_ids)].mean().item() for row, s in zip(entropies, stored)]
             best = min(means) if method == "lowest" else max(means)
             assert t.entropy == pytest.approx(best, abs=1e-5) and t.replayed
-            assert any(torch.equal(t.response_ids, s.response_ids) for s, m in zip(stored, means) if abs(m - best) < 1e-5)
+            assert any(
+                torch.equal(t.response_ids, s.response_ids) for s, m in zip(stored, means) if abs(m - best) < 1e-5
+            )
             seen += len(stored) > 3
         return chosen, scored_tokens
 
     monkeypatch.setattr(train, "choose_trajectories", check)
-    script.run(tmp_path, steps=8, group_size=4, lr=3e-2, max_response_length=4, start_threshold=-1.0, trajectory_choice=method)
+    script.run(
+        tmp_path, steps=8, group_size=4, lr=3e-2, max_response_length=4, start_threshold=-1.0, trajectory_choice=method
+    )
     assert seen > 5
 
 
 def test_a_question_can_be_asked_again_without_a_stored_trajectory(tiny, monkeypatch, tmp_path):
     """The control for replay: the buffer says which questions to ask, and all K of their trajectories are fresh."""
     script = Script(monkeypatch, tmp_path, 40, lambda step, id: 2)
-    rows = script.run(tmp_path, steps=3, questions_per_step=8, group_size=4, start_threshold=-1.0, trajectory_choice="none")
+    rows = script.run(
+        tmp_path, steps=3, questions_per_step=8, group_size=4, start_threshold=-1.0, trajectory_choice="none"
+    )
     assert [row["replay/questions"] for row in rows] == [0, 4, 4]  # replayed all the same
     first = {id for id, _ in script.asked[0]}
     assert {id for id, _ in script.asked[1][:4]} <= first and not {id for id, _ in script.asked[1][4:]} & first
@@ -315,7 +325,9 @@ def test_ablation_flags_reach_the_loss(tiny, monkeypatch, tmp_path):
     seen = []
     original = update_module.exgrpo_loss
     monkeypatch.setattr(update_module, "exgrpo_loss", lambda *a, **k: seen.append(k) or original(*a, **k))
-    train.train(tiny_config(tmp_path, steps=1, shaping=False, importance_correction=False, beta=0.3, normalize_rows=False))
+    train.train(
+        tiny_config(tmp_path, steps=1, shaping=False, importance_correction=False, beta=0.3, normalize_rows=False)
+    )
     assert {k: seen[0][k] for k in ("shaping", "importance_correction", "beta", "denominator")} == {
         "shaping": False, "importance_correction": False, "beta": 0.3, "denominator": 6,
     }  # fmt: skip
@@ -340,14 +352,32 @@ def test_every_metric_equals_an_independent_recomputation(tiny, monkeypatch, tmp
     script = Script(monkeypatch, tmp_path, 16, lambda step, id: (int(id[1:]) * 7 + step) % 5)
     snapshots, scored = [], Counter()
     update, entropies = train.update_policy, replay_module.mean_entropies
-    monkeypatch.setattr(replay_module, "mean_entropies", lambda p, ps, rs, **k: scored.update({script.step + 1: sum(map(len, rs))}) or entropies(p, ps, rs, **k))
-    monkeypatch.setattr(train, "update_policy", lambda policy, *a, **k: snapshots.append(copy.deepcopy(policy)) or update(policy, *a, **k))
+    monkeypatch.setattr(
+        replay_module,
+        "mean_entropies",
+        lambda p, ps, rs, **k: scored.update({script.step + 1: sum(map(len, rs))}) or entropies(p, ps, rs, **k),
+    )
+    monkeypatch.setattr(
+        train,
+        "update_policy",
+        lambda policy, *a, **k: snapshots.append(copy.deepcopy(policy)) or update(policy, *a, **k),
+    )
     rows = script.run(
-        tmp_path, steps=6, group_size=4, start_threshold=-1.0, lr=1e-2, max_response_length=5, log_samples=-1, eval_every=3, temperature=0.9
+        tmp_path,
+        steps=6,
+        group_size=4,
+        start_threshold=-1.0,
+        lr=1e-2,
+        max_response_length=5,
+        log_samples=-1,
+        eval_every=3,
+        temperature=0.9,
     )
     samples = read_lines(tmp_path / "run" / "samples.jsonl")
     total_tokens, replays = 0, 0
-    for step, (row, groups, policy, state) in enumerate(zip(rows, script.groups, snapshots, script.states, strict=True), start=1):
+    for step, (row, groups, policy, state) in enumerate(
+        zip(rows, script.groups, snapshots, script.states, strict=True), start=1
+    ):
         everyone = [t for g in groups for t in g]
         fresh = [t for t in everyone if not t.replayed]
         rewards = [[t.reward for t in g] for g in groups]
@@ -364,7 +394,11 @@ def test_every_metric_equals_an_independent_recomputation(tiny, monkeypatch, tmp
             if t.replayed:
                 w = (logp[0] - t.logprobs).exp()
                 objective = objective - (a * w / (w + 0.1)).sum() / (5 * 16)
-                weight, shaped, replay_tokens = weight + w.sum().item(), shaped + (w / (w + 0.1)).sum().item(), replay_tokens + len(w)
+                weight, shaped, replay_tokens = (
+                    weight + w.sum().item(),
+                    shaped + (w / (w + 0.1)).sum().item(),
+                    replay_tokens + len(w),
+                )
             else:
                 objective = objective - (a * (logp - logp.detach()).exp()).sum() / (5 * 16)
         loss = objective.item()
@@ -377,7 +411,10 @@ def test_every_metric_equals_an_independent_recomputation(tiny, monkeypatch, tmp
             "questions/solved": sum(sum(g) == 4 for g in rewards) / 4,
             "questions/failed": sum(sum(g) == 0 for g in rewards) / 4,
             "completions/mean_length": sum(lengths) / len(lengths),
-            "completions/clipped_ratio": sum(policy.tokenizer.eos_token_id not in t.response_ids.tolist() for t in fresh) / len(fresh),
+            "completions/clipped_ratio": sum(
+                policy.tokenizer.eos_token_id not in t.response_ids.tolist() for t in fresh
+            )
+            / len(fresh),
             "loss": loss,
             "entropy": entropy / tokens if tokens else None,
             "grad_norm": norm if trained else None,
@@ -401,7 +438,16 @@ def test_every_metric_equals_an_independent_recomputation(tiny, monkeypatch, tmp
             assert row[name] == (value if value is None else pytest.approx(value, rel=1e-3, abs=1e-6)), (step, name)
         replays += expected["replay/questions"]
         # What is left has to be known, so that no new metric escapes this test.
-        known = {*expected, "buffer/buckets", "epoch", "tokens_per_second", "eval/accuracy", "eval/low", "eval/high", "eval/questions"}
+        known = {
+            *expected,
+            "buffer/buckets",
+            "epoch",
+            "tokens_per_second",
+            "eval/accuracy",
+            "eval/low",
+            "eval/high",
+            "eval/questions",
+        }
         assert {name for name in row if not name.startswith("time/")} <= known
         spent = sum(row[f"time/{part}"] for part in ("choose", "generate", "reward", "update"))
         assert row["tokens_per_second"] == pytest.approx(sum(lengths) / spent, rel=0.02, abs=1)
@@ -415,15 +461,21 @@ def test_every_metric_equals_an_independent_recomputation(tiny, monkeypatch, tmp
             with torch.no_grad():
                 _, ent = plain(policy, [t.prompt_ids], [t.response_ids], 0.9)
             assert s["token_entropies"] == pytest.approx(ent[0].tolist(), abs=1e-3)
-            assert s["entropy"] == pytest.approx(ent.mean().item(), abs=1e-3) and len(s["tokens"]) == len(t.response_ids)
+            assert s["entropy"] == pytest.approx(ent.mean().item(), abs=1e-3) and len(s["tokens"]) == len(
+                t.response_ids
+            )
     assert replays >= 4
 
 
 def test_held_out_questions_are_never_trained_on(tiny, monkeypatch, tmp_path):
     trained, evaluated = set(), set()
     rollout, evaluate = train.rollout, train.evaluate
-    monkeypatch.setattr(train, "rollout", lambda p, asked, *a, **k: trained.update(id for id, _ in asked) or rollout(p, asked, *a, **k))
-    monkeypatch.setattr(train, "evaluate", lambda p, qs, *a, **k: evaluated.update(q.id for q in qs) or evaluate(p, qs, *a, **k))
+    monkeypatch.setattr(
+        train, "rollout", lambda p, asked, *a, **k: trained.update(id for id, _ in asked) or rollout(p, asked, *a, **k)
+    )
+    monkeypatch.setattr(
+        train, "evaluate", lambda p, qs, *a, **k: evaluated.update(q.id for q in qs) or evaluate(p, qs, *a, **k)
+    )
     train.train(tiny_config(tmp_path, steps=12))
     assert len(trained) == 24 and len(evaluated) == 5 and not trained & evaluated
 
@@ -441,7 +493,11 @@ def test_multiple_choice_is_asked_and_graded_alike_in_training_and_evaluation(mo
     for answer, right in (("B", 1.0), ("argon", 0.0)):
         for module in (train, evaluate_module):
             monkeypatch.setattr(module, "grade", lambda text, *gold: grade(f"\\boxed{{{answer}}}", *gold))  # noqa: B023
-        monkeypatch.setattr(start_module, "encode_prompt", lambda policy, prompt, system: asked.add(prompt) or encode_prompt(policy, prompt, system))
+        monkeypatch.setattr(
+            start_module,
+            "encode_prompt",
+            lambda policy, prompt, system: asked.add(prompt) or encode_prompt(policy, prompt, system),
+        )
         config = tiny_config(
             tmp_path / answer, model=str(tmp_path / "m"), data=str(tmp_path / "d.jsonl"), held_out=4, steps=1,
             max_response_length=2, max_prompt_length=60, preset="none",
@@ -463,7 +519,9 @@ def test_evaluation_asks_as_training_does_but_at_its_own_temperature(tiny, monke
         generated.extend([(settings["temperature"], settings["max_new_tokens"], settings["top_p"])] * len(prompts))
         return generate(policy, prompts, samples, **settings)
 
-    monkeypatch.setattr(evaluate_module, "encode_prompt", lambda policy, *text: asked.append(text) or encode(policy, *text))
+    monkeypatch.setattr(
+        evaluate_module, "encode_prompt", lambda policy, *text: asked.append(text) or encode(policy, *text)
+    )
     monkeypatch.setattr(evaluate_module, "generate_responses", spy)
     config = tiny_config(tmp_path, steps=1, system_prompt="Add.", temperature=0.9, eval_temperature=0.4, eval_samples=2)
     train.train(config)
@@ -516,17 +574,27 @@ def test_the_toy_learns(tmp_path_factory, algo, capsys):
     rows = read_lines(run / "metrics.jsonl")
     first, last = rows[0], rows[-1]
     assert last["step"] == 80 and first["eval/accuracy"] < 0.3
-    assert last["eval/accuracy"] > 0.6 and sum(row["reward"] for row in rows[-10:]) / 10 > 0.4  # retired: what is easy is no longer asked
+    assert (
+        last["eval/accuracy"] > 0.6 and sum(row["reward"] for row in rows[-10:]) / 10 > 0.4
+    )  # retired: what is easy is no longer asked
     assert last["eval/low"] > first["eval/high"]  # the 95 % intervals do not even touch
     if algo == "exgrpo":
-        assert last["replay/started"] and last["buffer/retired"] > 20 and max(r.get("replay/questions", 0) for r in rows) == 8
+        assert (
+            last["replay/started"]
+            and last["buffer/retired"] > 20
+            and max(r.get("replay/questions", 0) for r in rows) == 8
+        )
     else:
         assert not any(row.get("replay/started") for row in rows) and last["buffer/retired"] == 0
         twin = read_lines(folder / "exgrpo" / "metrics.jsonl")
         if twin:  # the same start, and the same number of rollouts until replay begins
             assert twin[0]["eval/accuracy"] == first["eval/accuracy"]
     out = capsys.readouterr().out
-    assert f"improved: {first['eval/accuracy']:.3f} [" in out and f"] -> {last['eval/accuracy']:.3f} [" in out and "(100 questions" in out
+    assert (
+        f"improved: {first['eval/accuracy']:.3f} [" in out
+        and f"] -> {last['eval/accuracy']:.3f} [" in out
+        and "(100 questions" in out
+    )
     for name in ("config.json", "metrics.jsonl", "samples.jsonl", "model/config.json"):
         assert (run / name).exists(), name
     load_policy(str(run / "model"), device=torch.device("cpu"))
@@ -538,7 +606,9 @@ def test_logged_samples_are_of_replayed_and_of_fresh_groups(tiny, monkeypatch, t
     script.run(tmp_path, steps=3, questions_per_step=8, group_size=4, start_threshold=-1.0, log_samples=8)
     samples = [row for row in read_lines(tmp_path / "run" / "samples.jsonl") if row["step"] == 3]
     expected = [t for group in script.groups[2][::2] for t in group[:2]]
-    assert [(s["question"], s["response"], s["replayed"]) for s in samples] == [(t.question_id, t.text, t.replayed) for t in expected]
+    assert [(s["question"], s["response"], s["replayed"]) for s in samples] == [
+        (t.question_id, t.text, t.replayed) for t in expected
+    ]
     assert [s["replayed"] for s in samples] == [True, False, True, False, False, False, False, False]
 
 
@@ -547,7 +617,9 @@ def test_as_many_samples_are_logged_as_asked_for(count):
     groups = [[Trajectory(str(g), torch.tensor([0]), torch.tensor([k]), "") for k in range(4)] for g in range(8)]
     chosen = [(t.question_id, int(t.response_ids)) for t in choose_samples(groups, count)]
     assert len(set(chosen)) == len(chosen) == (min(count, 32) if count >= 0 else 32)
-    assert chosen == sorted(chosen) and len({id for id, _ in chosen}) == (min(8, math.ceil(count / 2)) if count >= 0 else 8)
+    assert chosen == sorted(chosen) and len({id for id, _ in chosen}) == (
+        min(8, math.ceil(count / 2)) if count >= 0 else 8
+    )
 
 
 def test_the_summary_suggests_what_works(tiny, monkeypatch, tmp_path, capsys):

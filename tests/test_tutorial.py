@@ -113,9 +113,7 @@ def test_figures_are_what_the_script_draws(tmp_path: Path) -> None:
             ElementTree.parse(tmp_path / f"{name}.svg"),
             ElementTree.parse(ROOT / "docs" / f"{name}.svg"),
         )
-        assert [e.tag for e in drawn.iter()] == [e.tag for e in kept.iter()], (
-            f"{name}.svg: run python docs/figures.py"
-        )
+        assert [e.tag for e in drawn.iter()] == [e.tag for e in kept.iter()], f"{name}.svg: run python docs/figures.py"
     assert not list(tmp_path.glob(".*"))
 
 
@@ -164,9 +162,7 @@ def test_outputs_checks_and_values() -> None:
 # -------------------------------------------------------------------------------- the recorded run
 
 
-def toy_sample(
-    step: int, question: str, response: str, reward: float, entropy: float, replayed: bool = False
-) -> Row:
+def toy_sample(step: int, question: str, response: str, reward: float, entropy: float, replayed: bool = False) -> Row:
     prompt = "<|user|> " + question.replace("-", " + ") + " <|assistant|>"
     return {
         "step": step, "question": question, "prompt": prompt, "response": response, "reward": reward,

@@ -26,14 +26,18 @@ class Recorder(torch.optim.Optimizer):
 
     def step(self, closure: Any = None) -> None:
         parameters = self.param_groups[0]["params"]
-        self.gradients.append(torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters]))
+        self.gradients.append(
+            torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
+        )
 
 
 def loss_config(**changes: Any) -> TrainConfig:
     return TrainConfig(**{"grad_clip": 1e9, "max_response_length": 8, "group_size": 2, **changes})
 
 
-def random_groups(policy: Any, questions: int, size: int, *, replayed: int = 0, seed: int = 0) -> list[list[Trajectory]]:
+def random_groups(
+    policy: Any, questions: int, size: int, *, replayed: int = 0, seed: int = 0
+) -> list[list[Trajectory]]:
     """Groups of ragged random trajectories; the first row of the first `replayed` groups has a stored, older log π."""
     generator = torch.Generator().manual_seed(seed)
     groups = []
@@ -78,8 +82,14 @@ def test_micro_batches_do_not_change_the_gradient(entropy_coef, normalize_rows):
     found, values = [], []
     for tokens in (1, 25, 40, 100_000):
         optimizer = Recorder(policy.model.parameters())
-        config = loss_config(train_batch_tokens=tokens, entropy_coef=entropy_coef, normalize_rows=normalize_rows, group_size=3)
-        values.append(update_policy(policy, optimizer, random_groups(policy, 4, 3, replayed=2), advantages, config, clip_range=0.2))
+        config = loss_config(
+            train_batch_tokens=tokens, entropy_coef=entropy_coef, normalize_rows=normalize_rows, group_size=3
+        )
+        values.append(
+            update_policy(
+                policy, optimizer, random_groups(policy, 4, 3, replayed=2), advantages, config, clip_range=0.2
+            )
+        )
         found.append(optimizer.gradients[0])
     assert found[0].norm() > 1e-5
     for gradient, value in zip(found, values):
@@ -130,12 +140,21 @@ def test_ratio_leaves_one_after_the_first_update_and_replayed_rows_keep_theirs()
     stored = groups[0][0].logprobs.clone()
     before = plain(policy, [t.prompt_ids for t in groups[3]], [t.response_ids for t in groups[3]])[0]
     advantages = group_advantages(torch.tensor([[1.0, 0.0, 0.0, 1.0]] * 4))
-    result = update_policy(policy, optimizer, groups, advantages, loss_config(updates_per_step=2, group_size=4), clip_range=0.2)
+    result = update_policy(
+        policy, optimizer, groups, advantages, loss_config(updates_per_step=2, group_size=4), clip_range=0.2
+    )
     assert result["approx_kl"] > 1e-6
     assert torch.equal(groups[0][0].logprobs, stored)
     for row, t in zip(before, groups[3]):  # the last group is trained in the second update, with π_old of the start
         assert torch.allclose(t.logprobs, row[: len(t.response_ids)], atol=1e-5)
-    once = update_policy(policy, optimizer, random_groups(policy, 4, 4, replayed=2), advantages, loss_config(group_size=4), clip_range=0.2)
+    once = update_policy(
+        policy,
+        optimizer,
+        random_groups(policy, 4, 4, replayed=2),
+        advantages,
+        loss_config(group_size=4),
+        clip_range=0.2,
+    )
     assert once["approx_kl"] == pytest.approx(0.0, abs=1e-9) and once["clip_ratio"] == 0.0
     assert abs(once["replay/weight_mean"] - 1) > 0.01 and 0 < once["replay/ratio_mean"] < 1
 
@@ -158,7 +177,9 @@ def test_each_update_gets_its_share_of_replayed_and_fresh_groups():
 def test_groups_without_advantage_change_nothing(policy):
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=0.1, weight_decay=0.1)
     before = [p.clone() for p in policy.model.parameters()]
-    result = update_policy(policy, optimizer, random_groups(policy, 2, 3), torch.zeros(2, 3), loss_config(group_size=3), clip_range=0.2)
+    result = update_policy(
+        policy, optimizer, random_groups(policy, 2, 3), torch.zeros(2, 3), loss_config(group_size=3), clip_range=0.2
+    )
     assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters()))
     assert result["loss"] == 0.0 and result["trained_rows"] == 0.0 and result["skipped_updates"] == 0
     assert result["grad_norm"] is None and result["entropy"] is None and result["clip_ratio"] is None
@@ -173,7 +194,9 @@ def test_nan_gradients_are_skipped_and_counted(policy, bad):
     result = update_policy(policy, optimizer, random_groups(policy, 1, 2), advantages, loss_config(), clip_range=0.2)
     assert result["skipped_updates"] == 1 and result["grad_norm"] is None
     assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters())) and not optimizer.state
-    good = update_policy(policy, optimizer, random_groups(policy, 1, 2), torch.tensor([[0.5, -0.5]]), loss_config(), clip_range=0.2)
+    good = update_policy(
+        policy, optimizer, random_groups(policy, 1, 2), torch.tensor([[0.5, -0.5]]), loss_config(), clip_range=0.2
+    )
     assert good["skipped_updates"] == 0 and all(torch.isfinite(p).all() for p in policy.model.parameters())
 
 
@@ -185,7 +208,14 @@ def test_ten_coherent_steps_move_every_weight():
     group = [Trajectory("q", torch.tensor([2, 3]), used, ""), Trajectory("q", torch.tensor([2, 3]), used.flip(0), "")]
     before = [p.detach().clone() for p in policy.model.parameters()]
     for _ in range(10):
-        update_policy(policy, optimizer, [group], torch.tensor([[0.5, -0.5]]), loss_config(max_response_length=len(used)), clip_range=None)
+        update_policy(
+            policy,
+            optimizer,
+            [group],
+            torch.tensor([[0.5, -0.5]]),
+            loss_config(max_response_length=len(used)),
+            clip_range=None,
+        )
     moved = sum((a != b).sum().item() for a, b in zip(before, policy.model.parameters()))
     assert moved / sum(p.numel() for p in before) > 0.99
 
@@ -193,6 +223,8 @@ def test_ten_coherent_steps_move_every_weight():
 def test_gradient_clipping_bounds_the_norm(policy):
     optimizer = Recorder(policy.model.parameters())
     advantages = torch.tensor([[50.0, -50.0]])
-    result = update_policy(policy, optimizer, random_groups(policy, 1, 2), advantages, loss_config(grad_clip=0.25), clip_range=None)
+    result = update_policy(
+        policy, optimizer, random_groups(policy, 1, 2), advantages, loss_config(grad_clip=0.25), clip_range=None
+    )
     assert optimizer.gradients[0].norm().item() == pytest.approx(0.25, rel=1e-4)
     assert result["grad_norm"] > 0.25  # what is logged is the norm before clipping

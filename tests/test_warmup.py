@@ -36,7 +36,15 @@ def test_it_learns_its_demonstrations_and_to_stop():
     pairs = toy.demonstrations(sum_questions(10, seed=0), reasoning=0.5, seed=0)
     examples = encode_demonstrations(policy, pairs, "")
     losses = []
-    warm_up(policy, adamw(policy, 1e-2), examples, steps=150, batch_size=10, seed=0, on_step=lambda *pair: losses.append(pair))
+    warm_up(
+        policy,
+        adamw(policy, 1e-2),
+        examples,
+        steps=150,
+        batch_size=10,
+        seed=0,
+        on_step=lambda *pair: losses.append(pair),
+    )
     assert [step for step, _ in losses] == list(range(150))
     assert losses[0][1] > 4 and losses[-1][1] < 0.1
     answers = generate_responses(policy, [p for p, _ in examples], 1, temperature=0, max_new_tokens=15)
@@ -53,7 +61,9 @@ def test_the_loss_is_the_mean_over_response_tokens(policy):
         possible.append((-sum(logprobs[i].sum() for i in pick) / sum(mask[i].sum() for i in pick)).item())
     seen = []
     examples = list(zip(prompts, responses))
-    warm_up(policy, adamw(policy, 1e-3), examples, steps=1, batch_size=2, seed=0, on_step=lambda s, loss: seen.append(loss))
+    warm_up(
+        policy, adamw(policy, 1e-3), examples, steps=1, batch_size=2, seed=0, on_step=lambda s, loss: seen.append(loss)
+    )
     assert any(seen[0] == pytest.approx(p, abs=1e-5) for p in possible)
 
 
@@ -125,7 +135,11 @@ def flags(folder: Path, *more: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "settings",
-    [["--preset", "24gb", "--dtype", "bfloat16"], ["--preset", "12gb", "--dtype", "bfloat16"], ["--optimizer", "adamw8bit", "--dtype", "bfloat16"]],
+    [
+        ["--preset", "24gb", "--dtype", "bfloat16"],
+        ["--preset", "12gb", "--dtype", "bfloat16"],
+        ["--optimizer", "adamw8bit", "--dtype", "bfloat16"],
+    ],
     ids=["24gb", "12gb", "8 bit"],
 )
 def test_a_real_model_is_warmed_up_as_it_is_trained(settings, tmp_path, monkeypatch):
@@ -141,11 +155,21 @@ def test_a_real_model_is_warmed_up_as_it_is_trained(settings, tmp_path, monkeypa
         trained = [p for p in policy.model.parameters() if p.requires_grad]
         seen.update(optimizer=weakref.ref(optimizer), kind=type(optimizer).__name__, budget=arguments["token_budget"])
         seen["layers"] = [m.training for m in policy.model.modules() if type(m).__name__ == "LlamaDecoderLayer"]
-        seen["trained"] = len(trained), {p.dtype for p in trained}, sum(p.numel() for g in optimizer.param_groups for p in g["params"])
+        seen["trained"] = (
+            len(trained),
+            {p.dtype for p in trained},
+            sum(p.numel() for g in optimizer.param_groups for p in g["params"]),
+        )
         before = [t.detach().clone() for t in trained]
         losses: list[float] = []
         on_step = arguments.pop("on_step")
-        original(policy, optimizer, examples, on_step=lambda step, loss: (losses.append(loss), on_step(step, loss)), **arguments)
+        original(
+            policy,
+            optimizer,
+            examples,
+            on_step=lambda step, loss: (losses.append(loss), on_step(step, loss)),
+            **arguments,
+        )
         assert losses[-1] < losses[0] - 0.2
         assert any(not torch.equal(a, b) for a, b in zip(before, trained))
         assert all(p.grad is None for p in trained)
@@ -163,7 +187,22 @@ def test_a_real_model_is_warmed_up_as_it_is_trained(settings, tmp_path, monkeypa
     monkeypatch.setattr(warmup, "warm_up", watched)
     monkeypatch.setattr(train, "plot_curves", lambda *arguments: None)
     lora = settings[1] == "12gb"
-    assert train.main([*flags(tmp_path, *settings), "--warmup-steps", "40", "--warmup-batch", "5", "--warmup-lr", "1e-2", "--train-batch-tokens", "30"]) == 0
+    assert (
+        train.main(
+            [
+                *flags(tmp_path, *settings),
+                "--warmup-steps",
+                "40",
+                "--warmup-batch",
+                "5",
+                "--warmup-lr",
+                "1e-2",
+                "--train-batch-tokens",
+                "30",
+            ]
+        )
+        == 0
+    )
     assert seen["budget"] == 30
     assert seen["kind"] == ("AdamW" if lora else "StochasticAdamW" if settings[1] == "24gb" else "EagerAdamW8bit")
     assert seen["layers"] == [True, True]
@@ -199,13 +238,21 @@ def test_learning_rates_are_those_of_large_models():
 
 def test_the_cache_is_named_by_all_that_shapes_the_policy(tmp_path, monkeypatch):
     cpu = torch.device("cpu")
-    key = lambda device=cpu, **changes: start.warmup_key(tiny_config(tmp_path, **{"warmup_steps": 5, **changes}), device)  # noqa: E731
+    key = lambda device=cpu, **changes: start.warmup_key(
+        tiny_config(tmp_path, **{"warmup_steps": 5, **changes}), device
+    )  # noqa: E731
     names = {key(), key(torch.device("cuda"))}
     for name, value in dict(
         warmup_steps=6, warmup_batch=3, warmup_lr=1.0, seed=1, held_out=6, system_prompt="x", threads=2, toy_questions=25, toy_hidden=24,
     ).items():  # fmt: skip
         names.add(key(**{name: value}))
-    for module in (toy, warmup, start, questions_module, policy_module):  # its demonstrations, training, phases, sums, encoding
+    for module in (
+        toy,
+        warmup,
+        start,
+        questions_module,
+        policy_module,
+    ):  # its demonstrations, training, phases, sums, encoding
         with monkeypatch.context() as patched:
             other = tmp_path / "other.py"
             other.write_bytes(Path(module.__file__).read_bytes() + b"#")
