@@ -10,7 +10,7 @@
 What happens, in order: load the questions, generate responses (streamed to generations.jsonl, so that the same
 command goes on where an interrupted one stopped), grade them with the checker that gives training its reward, and
 sum them up with 95 % intervals that take the question as the unit (results.json, and a table). The statistics are
-in nano_exgrpo/stats.py, the benchmarks in nano_exgrpo/benchmarks.py.
+in nano_exgrpo/evaluation/statistics.py, the benchmarks in nano_exgrpo/evaluation/benchmarks.py.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ import transformers
 from tqdm import tqdm
 from transformers import AutoConfig
 
-from nano_exgrpo.benchmarks import BENCHMARKS, GROUPS, PLAIN, benchmark_names, load_benchmark
-from nano_exgrpo.checkpoint import list_checkpoints
 from nano_exgrpo.config import EvalConfig, Parser, TrainConfig, add_arguments, require_types
-from nano_exgrpo.evaluate import figures_table, generate_batches, plan_batches, summarise, table
-from nano_exgrpo.generations import (
+from nano_exgrpo.errors import InputError
+from nano_exgrpo.evaluation.benchmarks import BENCHMARKS, GROUPS, PLAIN, benchmark_names, load_benchmark
+from nano_exgrpo.evaluation.evaluate import figures_table, generate_batches, plan_batches, summarise, table
+from nano_exgrpo.evaluation.generations import (
     Generation,
     by_benchmark,
     by_question,
@@ -47,12 +47,13 @@ from nano_exgrpo.generations import (
     weights_digest,
     write_generations,
 )
-from nano_exgrpo.optim import resolve_dtypes
+from nano_exgrpo.evaluation.statistics import average, paired_difference
+from nano_exgrpo.infra.checkpoint import list_checkpoints
+from nano_exgrpo.infra.precision import resolve_dtypes
+from nano_exgrpo.infra.run_folder import append_lines, write_text
+from nano_exgrpo.infra.session import load_data
 from nano_exgrpo.policy import Policy, encode_prompt, load_policy, resolve_device, resolve_model_name
-from nano_exgrpo.questions import InputError, Question, questions_digest
-from nano_exgrpo.runlog import append_lines, write_text
-from nano_exgrpo.stats import average, paired_difference
-from nano_exgrpo.start import load_data
+from nano_exgrpo.questions import Question, questions_digest
 
 
 @dataclass

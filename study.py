@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import multiprocessing
 import os
 import re
@@ -33,9 +32,9 @@ from pathlib import Path
 from typing import Any
 
 from nano_exgrpo.config import PRESETS, TrainConfig, resolve, to_dict
-from nano_exgrpo.questions import InputError
-from nano_exgrpo.report import plot_study, read_curve, report_samples, table
-from nano_exgrpo.runlog import read_config, read_lines, sole_writer, write_text
+from nano_exgrpo.errors import InputError
+from nano_exgrpo.evaluation.study_report import plot_study, read_curve, report_samples, table
+from nano_exgrpo.infra.run_folder import read_config, read_lines, sole_writer, write_text
 
 # train.py's preset `hard`, but with every question within reach; a setting below says which are not.
 BASE: dict[str, Any] = {**PRESETS["hard"], "out_of_reach": 0.0, "log_samples": 0, "sampler": "loop"}

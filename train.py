@@ -4,7 +4,7 @@
     python train.py                                   a toy, from nothing to skilled in two minutes on a laptop
     python train.py --algo grpo                       the baseline: the same loop without replay
     python train.py --model Qwen2.5-Math-1.5B         a real model on GSM8K (one GPU; --dry-run: will it fit?)
-    torchrun --nproc-per-node 8 -- train.py ...       the same on eight GPUs (nano_exgrpo/distributed.py)
+    torchrun --nproc-per-node 8 -- train.py ...       the same on eight GPUs (nano_exgrpo/infra/distributed.py)
 
 The loop below is the method, step by step (arXiv 2510.02245; comments name its eight steps). What was left
 out on purpose: a reference model and its KL term (the method has none), an inference engine beside the
@@ -24,24 +24,19 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from nano_exgrpo import distributed
-from nano_exgrpo.checkpoint import (
-    Interrupted,
-    StopRequest,
-    list_checkpoints,
-    load_state,
-    save_checkpoint,
-    save_model,
-    set_random_state,
-)
 from nano_exgrpo.config import TrainConfig, parse_train_config, to_dict
-from nano_exgrpo.evaluate import evaluate, is_out_of_memory
-from nano_exgrpo.generations import grade
-from nano_exgrpo.lora import adapter_state, add_lora, load_adapter, require_peft
+from nano_exgrpo.errors import InputError, Interrupted
+from nano_exgrpo.evaluation.evaluate import evaluate, is_out_of_memory
+from nano_exgrpo.infra import distributed
+from nano_exgrpo.infra.checkpoint import list_checkpoints, load_state, save_checkpoint, save_model, set_random_state
+from nano_exgrpo.infra.lora import adapter_state, add_lora, load_adapter, require_peft
+from nano_exgrpo.infra.memory import fit_table, load_shape
+from nano_exgrpo.infra.metrics import Stopwatch, eval_metrics, sample_rows, step_metrics, summary
+from nano_exgrpo.infra.precision import adamw8bit_class, make_optimizer, own_part, resolve_dtypes
+from nano_exgrpo.infra.run_folder import append_lines, claim_run, open_run, plot_curves, reopen_run, sole_writer
+from nano_exgrpo.infra.session import check_counts, encode_prompts, load_data, start_policy, toy_shape
+from nano_exgrpo.infra.stop import StopRequest
 from nano_exgrpo.loss import group_advantages, keep_difficulty
-from nano_exgrpo.memory import fit_table, load_shape
-from nano_exgrpo.metrics import Stopwatch, eval_metrics, sample_rows, step_metrics, summary
-from nano_exgrpo.optim import adamw8bit_class, make_optimizer, own_part, resolve_dtypes
 from nano_exgrpo.policy import (
     compile_layers,
     enable_gradient_checkpointing,
@@ -49,11 +44,10 @@ from nano_exgrpo.policy import (
     resolve_device,
     resolve_model_name,
 )
-from nano_exgrpo.questions import InputError, QuestionSampler, questions_digest
+from nano_exgrpo.questions import QuestionSampler, questions_digest
 from nano_exgrpo.replay import ReplayBuffer, choose_trajectories
+from nano_exgrpo.reward import grade
 from nano_exgrpo.rollout import rollout
-from nano_exgrpo.runlog import append_lines, claim_run, open_run, plot_curves, reopen_run, sole_writer
-from nano_exgrpo.start import check_counts, encode_prompts, load_data, start_policy, toy_shape
 from nano_exgrpo.update import update_policy
 from nano_exgrpo.warmup import follow_demonstrations, load_demonstrations
 

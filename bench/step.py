@@ -58,12 +58,12 @@ from torch import Tensor
 
 from nano_exgrpo import toy
 from nano_exgrpo.config import resolve
-from nano_exgrpo.decode import for_generation, pad_left
+from nano_exgrpo.infra.precision import make_optimizer
 from nano_exgrpo.loss import group_advantages
-from nano_exgrpo.optim import make_optimizer
 from nano_exgrpo.policy import Policy, compile_layers, make_policy
 from nano_exgrpo.questions import sum_questions
 from nano_exgrpo.rollout import Trajectory, rollout, sampling_config
+from nano_exgrpo.sampling_loop import for_generation, pad_left
 from nano_exgrpo.update import update_policy
 from nano_exgrpo.warmup import warm_up
 
@@ -341,7 +341,7 @@ def measure_memory(args: argparse.Namespace) -> dict[str, Any]:
 def one_side(args: argparse.Namespace) -> None:
     shape = SHAPES[args.shape]()
     if args.side == "trl":
-        import datasets, trl  # noqa: E401, F401 - before the baseline is taken
+        import datasets  # noqa: E401, F401 - before the baseline is taken
     before = peak_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far (importing, warming up the toy) does not count
     if args.side == "trl":

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from nano_exgrpo.questions import InputError
-from nano_exgrpo.runlog import read_config
+from nano_exgrpo.errors import InputError
+from nano_exgrpo.infra.run_folder import read_config
 
 SYSTEM_PROMPT = "Please reason step by step, and put your final answer within \\boxed{}."
 

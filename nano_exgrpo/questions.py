@@ -14,14 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nano_exgrpo.errors import InputError
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-
-
-class InputError(ValueError):
-    """The user's input cannot be used. The message is one sentence that names it and the fix.
-
-    Scripts print it and exit with code 2; it never comes with a traceback."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from nano_exgrpo.policy import Policy, mean_entropies
+from nano_exgrpo.logprobs import mean_entropies
+from nano_exgrpo.policy import Policy
 from nano_exgrpo.rollout import Trajectory
 
 
@@ -80,7 +81,7 @@ class ReplayBuffer:
         """The stored success of this question to replay, marked as replayed (paper, section 4.1).
 
         entropies: mean token entropy of each of `stored[question_id]` under the *current* policy, in nats
-        (`policy.mean_entropies`). method: "lowest" entropy; "highest" or "random" are the paper's ablations,
+        (`logprobs.mean_entropies`). method: "lowest" entropy; "highest" or "random" are the paper's ablations,
         and "random" needs no entropies. Ties go to the oldest."""
         trajectories = self.stored[question_id]
         if method == "random":
@@ -159,7 +160,7 @@ def choose_trajectories(
     """(one stored success of each question, tokens read to choose them): step 3, under the current policy.
 
     method: as in `ReplayBuffer.choose`; "random" reads nothing, and "none" chooses nothing: then the buffer only says
-    which questions to ask again. The rest: as in `policy.mean_entropies`."""
+    which questions to ask again. The rest: as in `logprobs.mean_entropies`."""
     if method == "none":
         return [], 0
     stored = [t for id in question_ids for t in buffer.stored[id]]

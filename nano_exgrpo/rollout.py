@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nano_exgrpo.decode import DIVERGED, for_generation, decode, pad_left
+from nano_exgrpo.errors import InputError
 from nano_exgrpo.policy import Policy
-from nano_exgrpo.questions import InputError
+from nano_exgrpo.sampling_loop import DIVERGED, decode, for_generation, pad_left
 
 
 @dataclass

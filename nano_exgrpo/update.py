@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from nano_exgrpo import distributed
 from nano_exgrpo.config import TrainConfig
+from nano_exgrpo.infra import distributed
+from nano_exgrpo.logprobs import token_batches, token_logprobs
 from nano_exgrpo.loss import exgrpo_loss
-from nano_exgrpo.policy import Policy, token_batches, token_logprobs
+from nano_exgrpo.policy import Policy
 from nano_exgrpo.rollout import Trajectory
 
 

@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from nano_exgrpo import distributed
-from nano_exgrpo.checkpoint import Interrupted, StopRequest
 from nano_exgrpo.config import TrainConfig
-from nano_exgrpo.memory import warms_up
-from nano_exgrpo.optim import make_optimizer
-from nano_exgrpo.policy import Policy, encode_prompt, end_of_turn, token_batches, token_logprobs
-from nano_exgrpo.questions import InputError, read_jsonl
+from nano_exgrpo.errors import InputError, Interrupted
+from nano_exgrpo.infra import distributed
+from nano_exgrpo.infra.memory import warms_up
+from nano_exgrpo.infra.precision import make_optimizer
+from nano_exgrpo.infra.stop import StopRequest
+from nano_exgrpo.logprobs import token_batches, token_logprobs
+from nano_exgrpo.policy import Policy, encode_prompt, end_of_turn
+from nano_exgrpo.questions import read_jsonl
 
 Example = tuple[Tensor, Tensor]  # prompt ids [P], response ids [T] with the token that ends it
 

@@ -17,8 +17,8 @@ import torch
 import train
 from nano_exgrpo import toy
 from nano_exgrpo.config import TrainConfig, resolve
+from nano_exgrpo.infra.run_folder import read_lines
 from nano_exgrpo.policy import Policy, make_policy
-from nano_exgrpo.runlog import read_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"

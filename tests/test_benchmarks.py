@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from nano_exgrpo import benchmarks
-from nano_exgrpo.benchmarks import BENCHMARKS, GROUPS, benchmark_names, load_benchmark
-from nano_exgrpo.questions import InputError
+from nano_exgrpo.errors import InputError
+from nano_exgrpo.evaluation import benchmarks
+from nano_exgrpo.evaluation.benchmarks import BENCHMARKS, GROUPS, benchmark_names, load_benchmark
 
 HANDED = Path(__file__).parent.parent / ".." / "shared" / "data"
 

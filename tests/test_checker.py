@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from nano_exgrpo import checker
-from nano_exgrpo.checker import extract_answer, extract_choice, is_equal, reward
-from nano_exgrpo.latex import parse_latex
-from nano_exgrpo.values import sample
+from nano_exgrpo.checker import extract_answer, extract_choice, extraction, is_equal, reward
+from nano_exgrpo.checker.evaluator import sample
+from nano_exgrpo.checker.parser import parse_latex
 
 ROOT = Path(__file__).resolve().parent.parent
 HANDED = ROOT.parent / "shared" / "checker" / "handed.jsonl"
@@ -746,16 +745,10 @@ def test_handed_cases(tmp_path, monkeypatch):
     assert [g for g in golds if not is_equal(g, g)] == []
 
 
-FRONT_END = (
-    "tokens units tree cursor commands expressions latex arithmetic values sympy_form reals comparison "
-    "equality words checker"
-).split()
-
-
 def test_only_the_standard_library_and_sympy_are_imported():
     """mpmath is the arithmetic of sympy: a part of each of its installations."""
-    for name in FRONT_END:
-        tree = ast.parse((ROOT / "nano_exgrpo" / f"{name}.py").read_text())
+    for path in sorted((ROOT / "nano_exgrpo" / "checker").glob("*.py")):
+        tree, name = ast.parse(path.read_text(encoding="utf-8")), path.name
         roots = {
             (node.module or "").split(".")[0] if isinstance(node, ast.ImportFrom) else alias.name.split(".")[0]
             for node in ast.walk(tree)
@@ -780,17 +773,17 @@ def test_the_import_is_light():
 
 
 def test_the_command_explains_a_verdict(capsys):
-    assert checker.main(["x=5", r"so \boxed{6}"]) == 0
+    assert extraction.main(["x=5", r"so \boxed{6}"]) == 0
     shown = capsys.readouterr().out
     for part in ("'6'", "x = 5", "Eq(x, 5)", "different rational numbers", "reward      0.0"):
         assert part in shown
-    assert checker.main(["5"]) == 2
+    assert extraction.main(["5"]) == 2
 
 
 def test_a_fault_of_the_checker_is_a_wrong_answer_not_the_end_of_a_run(monkeypatch, capsys):
     def faulty(gold: str, answer: str) -> bool:
         raise KeyError("unforeseen")
 
-    monkeypatch.setattr(checker, "is_equal", faulty)
-    assert checker.reward("so \\boxed{5}", "5") == 0.0
+    monkeypatch.setattr(extraction, "is_equal", faulty)
+    assert extraction.reward("so \\boxed{5}", "5") == 0.0
     assert "KeyError" in capsys.readouterr().err

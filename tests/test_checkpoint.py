@@ -11,10 +11,11 @@ import pytest
 import torch
 from conftest import ragged
 
-from nano_exgrpo import checkpoint
-from nano_exgrpo.checkpoint import load_state, save_checkpoint, save_model, set_random_state, write_folder
-from nano_exgrpo.policy import load_policy, token_logprobs
-from nano_exgrpo.questions import InputError
+from nano_exgrpo.errors import InputError
+from nano_exgrpo.infra import checkpoint
+from nano_exgrpo.infra.checkpoint import load_state, save_checkpoint, save_model, set_random_state, write_folder
+from nano_exgrpo.logprobs import token_logprobs
+from nano_exgrpo.policy import load_policy
 
 
 def names(run: Path) -> list[str]:

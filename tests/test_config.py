@@ -8,7 +8,7 @@ import json
 import pytest
 
 from nano_exgrpo.config import MAY_CHANGE, PRESETS, TrainConfig, parse_train_config, resolve, to_dict
-from nano_exgrpo.questions import InputError
+from nano_exgrpo.errors import InputError
 
 
 def parse(line: str) -> TrainConfig:

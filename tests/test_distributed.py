@@ -21,10 +21,10 @@ import json, random, sys
 import torch
 sys.path[:0] = ["tests"]
 from conftest import build
-from nano_exgrpo import distributed
+from nano_exgrpo.infra import distributed
 from nano_exgrpo.config import resolve
 from nano_exgrpo.loss import group_advantages
-from nano_exgrpo.optim import make_optimizer
+from nano_exgrpo.infra.precision import make_optimizer
 from nano_exgrpo.rollout import Trajectory
 from nano_exgrpo.update import update_policy
 
@@ -146,7 +146,7 @@ def test_two_processes_have_the_gradient_of_one(case, results):
 FAULT = """
 import sys
 import train
-from nano_exgrpo import distributed
+from nano_exgrpo.infra import distributed
 
 update, calls = train.update_policy, []
 def faulty(*args, **kwargs):
@@ -170,7 +170,7 @@ def test_save_on_two_resume_on_two(tmp_path):
     """4 steps == 2 + resume + 2 with two processes, bit for bit; one process refuses their checkpoint."""
     from safetensors.torch import load_file
 
-    from nano_exgrpo.runlog import read_lines
+    from nano_exgrpo.infra.run_folder import read_lines
 
     for command in (
         [*FLAGS, "--run", tmp_path / "whole", "--steps", 4],
@@ -238,7 +238,7 @@ def test_a_real_model_is_warmed_up_alike_everywhere(tmp_path):
 
 WATCH = """
 import sys, torch, train
-from nano_exgrpo import distributed
+from nano_exgrpo.infra import distributed
 folder, *flags = sys.argv[1:]
 learn = train.follow_demonstrations
 def watched(policy, *arguments):

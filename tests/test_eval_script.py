@@ -11,14 +11,14 @@ from conftest import tiny_config
 import eval as script
 import train
 from nano_exgrpo import toy
-from nano_exgrpo.checkpoint import save_model
 from nano_exgrpo.config import EvalConfig, resolve, to_dict
-from nano_exgrpo.evaluate import evaluate
-from nano_exgrpo.generations import read_generations
+from nano_exgrpo.errors import InputError
+from nano_exgrpo.evaluation.evaluate import evaluate
+from nano_exgrpo.evaluation.generations import read_generations
+from nano_exgrpo.evaluation.statistics import paired_difference, wilson
+from nano_exgrpo.infra.checkpoint import save_model
+from nano_exgrpo.infra.session import load_data
 from nano_exgrpo.policy import load_policy
-from nano_exgrpo.questions import InputError
-from nano_exgrpo.start import load_data
-from nano_exgrpo.stats import paired_difference, wilson
 
 
 def _make_run(folder, seed=0):

@@ -7,15 +7,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from nano_exgrpo import evaluate as evaluate_module
-from nano_exgrpo.benchmarks import load_benchmark
 from nano_exgrpo.checker import reward
-from nano_exgrpo.evaluate import evaluate, generate_batches, plan_batches, summarise
-from nano_exgrpo.generations import Generation, grade, open_folder, read_generations, weights_digest, write_generations
-from nano_exgrpo.metrics import eval_metrics
+from nano_exgrpo.errors import InputError
+from nano_exgrpo.evaluation import evaluate as evaluate_module
+from nano_exgrpo.evaluation.benchmarks import load_benchmark
+from nano_exgrpo.evaluation.evaluate import evaluate, generate_batches, plan_batches, summarise
+from nano_exgrpo.evaluation.generations import (
+    Generation,
+    open_folder,
+    read_generations,
+    weights_digest,
+    write_generations,
+)
+from nano_exgrpo.evaluation.statistics import clustered_interval, wilson
+from nano_exgrpo.infra.metrics import eval_metrics
 from nano_exgrpo.policy import Policy, encode_prompt
-from nano_exgrpo.questions import InputError, Question, sum_questions
-from nano_exgrpo.stats import clustered_interval, wilson
+from nano_exgrpo.questions import Question, sum_questions
+from nano_exgrpo.reward import grade
 
 HANDED = Path(__file__).parent.parent / ".." / "shared" / "data"
 

@@ -12,8 +12,8 @@ import torch
 from conftest import GOLDEN
 from tabular import exact_probabilities, outcomes, prompt, tabular_policy
 
+from nano_exgrpo.logprobs import token_logprobs
 from nano_exgrpo.loss import exgrpo_loss, group_advantages, on_policy_term, shape
-from nano_exgrpo.policy import token_logprobs
 
 
 def loss_and_gradient(logprobs, old, advantages, lengths, replayed, **settings):
@@ -214,10 +214,11 @@ def test_what_stands_in_the_padding_changes_nothing():
         for row, length in enumerate(lengths):
             wide[row, length:] = junk
         parts, gradient = loss_and_gradient(wide, wide_old, advantages, lengths, replayed, denominator=12)
-        assert parts.loss.item() == expected.loss.item()
+        # A wider row is summed in another order, so the sums may differ by an ulp or two; the gradient is no sum.
+        torch.testing.assert_close(parts.loss, expected.loss, rtol=1e-14, atol=0)
         assert torch.equal(gradient[:, :4], expected_gradient) and (gradient[:, 4:] == 0).all()
         for name in ("fresh_tokens", "clipped", "approx_kl", "replay_tokens", "replay_weight", "replay_ratio"):
-            assert getattr(parts, name).item() == getattr(expected, name).item()
+            torch.testing.assert_close(getattr(parts, name), getattr(expected, name), rtol=1e-14, atol=1e-16)
 
 
 def test_a_fully_masked_row_has_no_effect():

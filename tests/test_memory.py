@@ -11,10 +11,10 @@ import pytest
 import torch
 from conftest import ROOT, build
 
-from nano_exgrpo import memory
 from nano_exgrpo.config import parse_train_config, resolve, to_dict
-from nano_exgrpo.memory import ModelShape, estimate, fit_table, load_shape, shape_of, suggest
-from nano_exgrpo.questions import InputError
+from nano_exgrpo.errors import InputError
+from nano_exgrpo.infra import memory
+from nano_exgrpo.infra.memory import ModelShape, estimate, fit_table, load_shape, shape_of, suggest
 from train import main
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -24,7 +24,7 @@ CHILD = """
 import json, sys, torch
 from pathlib import Path
 from bench.step import Ours, llama_shape, peak_bytes
-from nano_exgrpo.memory import estimate, shape_of
+from nano_exgrpo.infra.memory import estimate, shape_of
 from nano_exgrpo.policy import enable_gradient_checkpointing
 size, tokens, dtype, checkpointing = json.loads(sys.argv[1])
 torch.set_num_threads(1)

@@ -12,6 +12,8 @@ from conftest import QWEN_TOKENIZER, build, ragged, tiny_toy, word_tokenizer
 from tabular import exact_probabilities, outcomes, prompt, tabular_policy
 
 from nano_exgrpo import toy
+from nano_exgrpo.errors import InputError
+from nano_exgrpo.logprobs import mean_entropies, response_mask, token_batches, token_logprobs
 from nano_exgrpo.policy import (
     HUB_IDS,
     compile_layers,
@@ -20,14 +22,9 @@ from nano_exgrpo.policy import (
     find_stop_ids,
     load_policy,
     make_policy,
-    mean_entropies,
     resolve_device,
     resolve_model_name,
-    response_mask,
-    token_batches,
-    token_logprobs,
 )
-from nano_exgrpo.questions import InputError
 from nano_exgrpo.rollout import generate_responses
 
 LENGTHS = [(3, 5), (1, 1), (6, 2), (2, 7)]

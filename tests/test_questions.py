@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from nano_exgrpo.errors import InputError
 from nano_exgrpo.questions import (
-    InputError,
     Question,
     QuestionSampler,
     load_questions,

@@ -11,11 +11,11 @@ import torch
 from conftest import data_file, flags_of, metrics, tiny_config, tiny_toy
 
 import train
-from nano_exgrpo import distributed
 from nano_exgrpo import update as update_module
+from nano_exgrpo.infra import distributed
+from nano_exgrpo.infra.run_folder import append_lines
+from nano_exgrpo.infra.session import load_data
 from nano_exgrpo.policy import load_policy
-from nano_exgrpo.runlog import append_lines
-from nano_exgrpo.start import load_data
 
 
 def refuse(capsys: Any, *flags: str) -> str:

@@ -16,10 +16,9 @@ import torch
 from conftest import ROOT, flags_of, metrics, tiny_config
 
 import train
-from nano_exgrpo import start
+from nano_exgrpo.infra import session as start
+from nano_exgrpo.infra.run_folder import read_lines
 from nano_exgrpo.policy import load_policy
-from nano_exgrpo.runlog import read_lines
-
 
 VOLATILE = ("tokens_per_second",)
 

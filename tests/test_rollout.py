@@ -10,9 +10,9 @@ from conftest import HIDDEN_DEFAULTS, QWEN_TOKENIZER, build, give_hidden_default
 from tabular import exact_probabilities, prompt, tabular_policy
 
 from nano_exgrpo.config import TrainConfig
-from nano_exgrpo.decode import for_generation
 from nano_exgrpo.policy import Policy, enable_gradient_checkpointing, encode_prompt, make_policy
 from nano_exgrpo.rollout import cut_at_stop, generate_responses, make_trajectory, rollout
+from nano_exgrpo.sampling_loop import for_generation
 from nano_exgrpo.update import update_policy
 
 

@@ -11,8 +11,18 @@ import pytest
 
 import study
 from nano_exgrpo.config import resolve, to_dict
-from nano_exgrpo.report import Curve, at, at_equal, fresh_groups, kind, lucky_share, read_curve, separation, table
-from nano_exgrpo.stats import paired_seeds
+from nano_exgrpo.evaluation.statistics import paired_seeds
+from nano_exgrpo.evaluation.study_report import (
+    Curve,
+    at,
+    at_equal,
+    fresh_groups,
+    kind,
+    lucky_share,
+    read_curve,
+    separation,
+    table,
+)
 
 TINY = [
     "--seeds", "2", "--steps", "3", "--workers", "1", "--set", "toy_hidden=16", "--set", "toy_skill_steps=0", "--set", "toy_layers=1", "--set", "toy_questions=4",

@@ -7,8 +7,9 @@ from conftest import ragged, tiny_toy
 
 from nano_exgrpo import toy
 from nano_exgrpo.checker import reward
-from nano_exgrpo.checkpoint import save_model
-from nano_exgrpo.policy import encode_prompt, end_of_turn, load_policy, token_logprobs
+from nano_exgrpo.infra.checkpoint import save_model
+from nano_exgrpo.logprobs import token_logprobs
+from nano_exgrpo.policy import encode_prompt, end_of_turn, load_policy
 from nano_exgrpo.questions import sum_questions
 
 

@@ -16,17 +16,18 @@ from conftest import metrics, tiny_config
 from test_policy import plain
 
 import train
-from nano_exgrpo import evaluate as evaluate_module
 from nano_exgrpo import replay as replay_module
-from nano_exgrpo import start as start_module
 from nano_exgrpo import update as update_module
 from nano_exgrpo.config import resolve
-from nano_exgrpo.generations import grade
-from nano_exgrpo.metrics import choose_samples, summary
-from nano_exgrpo.policy import encode_prompt, load_policy, token_logprobs
+from nano_exgrpo.evaluation import evaluate as evaluate_module
+from nano_exgrpo.infra import session as start_module
+from nano_exgrpo.infra.metrics import choose_samples, summary
+from nano_exgrpo.infra.run_folder import read_lines
+from nano_exgrpo.logprobs import token_logprobs
+from nano_exgrpo.policy import encode_prompt, load_policy
 from nano_exgrpo.replay import ReplayBuffer
+from nano_exgrpo.reward import grade
 from nano_exgrpo.rollout import Trajectory
-from nano_exgrpo.runlog import read_lines
 
 
 class Script:

@@ -15,8 +15,8 @@ import pytest
 from conftest import ROOT
 
 from nano_exgrpo.config import MAY_CHANGE, TrainConfig, resolve, to_dict
+from nano_exgrpo.errors import InputError
 from nano_exgrpo.policy import Policy
-from nano_exgrpo.questions import InputError
 
 TUTORIAL = ROOT / "TUTORIAL.md"
 Row = dict[str, Any]
@@ -85,7 +85,7 @@ def test_every_flag_in_the_text_exists() -> None:
 
 def test_every_metric_in_the_table_is_written() -> None:
     source = "".join(
-        path.read_text(encoding="utf-8") for path in [ROOT / "train.py", *(ROOT / "nano_exgrpo").glob("*.py")]
+        path.read_text(encoding="utf-8") for path in [ROOT / "train.py", *(ROOT / "nano_exgrpo").rglob("*.py")]
     )
     table = text()[text().index("| metric (in") :].split("\n\n")[0]
     metrics = re.findall(r"`([a-z_/]+)`", "\n".join(row.split("|")[1] for row in table.splitlines()[2:]))

@@ -15,12 +15,15 @@ from conftest import build, data_file, ragged, tiny_config, tiny_toy
 import train
 from nano_exgrpo import policy as policy_module
 from nano_exgrpo import questions as questions_module
-from nano_exgrpo import start, toy, warmup
-from nano_exgrpo.checkpoint import StopRequest
+from nano_exgrpo import toy, warmup
 from nano_exgrpo.config import PRESETS, resolve
-from nano_exgrpo.optim import make_optimizer
-from nano_exgrpo.policy import Policy, token_logprobs
-from nano_exgrpo.questions import InputError, sum_questions
+from nano_exgrpo.errors import InputError
+from nano_exgrpo.infra import session as start
+from nano_exgrpo.infra.precision import make_optimizer
+from nano_exgrpo.infra.stop import StopRequest
+from nano_exgrpo.logprobs import token_logprobs
+from nano_exgrpo.policy import Policy
+from nano_exgrpo.questions import sum_questions
 from nano_exgrpo.warmup import encode_demonstrations, follow_demonstrations, warm_up
 
 

@@ -1,0 +1,343 @@
+"""Stage 4 of the answer checker, last third: whether two trees state the same answer.
+
+`Judge(gold, answer).verdict()` applies the policy, one method per kind of answer, in the order of this file:
+
+- scalars are equal if they are the same number: exactly where both are rational, else to 40 digits *relative* to
+  their size, at several random points if they contain symbols. An exact gold needs an exact answer (or 12 right digits).
+- p% is p/100; a percent sign may be dropped or added on a number of at least 1. Degrees may be dropped or added.
+- a unit dropped or added is fine, a conflicting one is not.
+- a label dropped or added is fine (`x=5` and `5`); an equation is not its right side, and equals another one if
+  it is the other times a factor that makes no new solution (a constant; `y = 1/x` and `xy = 1`).
+- lists and sets are unordered, a value repeated in a set counts once; tuples are ordered; intervals equal the inequalities they solve.
+- matrices are equal entry by entry; numerals with a base and times of a day as written, ratios also proportionally.
+
+A verdict has a budget of work (see `values`), so it comes in milliseconds whatever the input.
+"""
+
+from __future__ import annotations
+
+from nano_exgrpo.checker.arithmetic import Undefined
+from nano_exgrpo.checker.comparison import Comparison
+from nano_exgrpo.checker.real_sets import FLIPPED, RealLine
+from nano_exgrpo.checker.tree import (
+    Based,
+    Matrix,
+    Node,
+    Num,
+    Op,
+    Quantity,
+    Ratio,
+    Rel,
+    Seq,
+    Sym,
+    choose_signs,
+    contents,
+    count_signs,
+    has_matrix,
+    is_constant,
+    is_label,
+    is_word_label,
+    letter_quantity,
+    matrix_rows,
+    same_function,
+    show,
+    substitute,
+    symbols,
+)
+from nano_exgrpo.checker.units import DIMENSIONS
+
+BUDGET = 8_000  # work units of one verdict, some 5 microseconds each
+MAX_ITEMS = 64  # of a list or set
+PLUS_MINUS = {"pm", "mp"}
+
+
+class Judge(Comparison):
+    """One verdict: `why` says, for people, what decided it."""
+
+    def __init__(self, gold: Node, answer: Node):
+        super().__init__([BUDGET])
+        self.gold, self.answer = gold, answer
+        self.line = RealLine(self.budget)
+
+    def verdict(self) -> bool:
+        try:
+            return self.equal(self.gold, self.answer)
+        except Undefined as error:
+            return self.no(f"no value: {error}")
+
+    # -- dispatch by kind
+
+    def equal(self, a: Node, b: Node) -> bool:
+        """Whether `b` states the answer `a`."""
+        (a, condition), (b, other) = map(self.conditional, (a, b))
+        if isinstance(condition, Rel) and isinstance(other, Rel):  # k pi, k in Z; n pi, n in Z
+            letters = [rel.terms[0].name if isinstance(rel.terms[0], Sym) else "" for rel in (condition, other)]
+            b = substitute(b, {letters[1]: Sym(letters[0])}) if all(letters) and letters[0] not in symbols(b) else b
+        elif isinstance(condition, Sym) and condition != other:  # one more than the gold answer's is fine
+            return self.no("the condition differs")
+        whole = a, b
+        a, b = self.unwrapped(a), self.unwrapped(b)
+        if isinstance(a, Quantity) and isinstance(b, Rel) or isinstance(a, Rel) and isinstance(b, Quantity):
+            return self.relations(a, b)  # a unit behind a label counts, too
+        if isinstance(a, Quantity) or isinstance(b, Quantity):
+            return self.quantities(a, b)
+        if (contents(a)[1] | contents(b)[1]) & PLUS_MINUS:
+            a, b = self.spread(a), self.spread(b)
+        if isinstance(a, Rel) and isinstance(b, Rel) and self.both_relations(a, b):
+            return True
+        if self.line.is_real_set(a) or self.line.is_real_set(b):
+            sets = self.line.real_set(a), self.line.real_set(b)
+            if isinstance(b, Op):  # {3} against {2, 3} cap {3, 4}
+                sets = sets[0] or self.line.finite(whole[0]), sets[1]
+            if isinstance(a, Op):
+                sets = sets[0], sets[1] or self.line.finite(whole[1])
+            if None not in sets:
+                return self.sets_equal(*sets) or self.no("they are different sets of real numbers")
+        if isinstance(a, Rel) or isinstance(b, Rel):
+            return self.relations(a, b)
+        builders = [isinstance(x, Op) and x.head == "builder" for x in (a, b)]
+        if any(builders):
+            return all(builders) and all(map(self.equal, a.args, b.args)) or self.no("different sets")
+        if isinstance(a, Seq) or isinstance(b, Seq) or has_matrix(a) or has_matrix(b):
+            return self.containers(a, b)
+        if isinstance(a, Ratio) or isinstance(b, Ratio):
+            return self.ratios(a, b) or self.no("different ratios or times")
+        if isinstance(a, Based) or isinstance(b, Based):
+            return a == b or self.no("numerals with a base are compared as written")
+        return self.scalars(a, b)
+
+    def conditional(self, node: Node) -> tuple[Node, Node | None]:
+        """A node and the condition under which it holds, if it names one (see `latex.qualifier`)."""
+        return node.args if isinstance(node, Op) and node.head == "where" else (node, None)
+
+    def unwrapped(self, node: Node) -> Node:
+        """A container of one item is that item."""
+        while isinstance(node, Seq) and len(node.items) == 1 and node.kind != "tuple":
+            node = node.items[0]
+        return node
+
+    # -- units
+
+    def quantities(self, a: Node, b: Node) -> bool:
+        a, b = (n if isinstance(n, Quantity) else letter_quantity(n) or n for n in (a, b))  # 5 cm against 5m
+        (a, unit_a), (b, unit_b) = ((n.value, n.unit) if isinstance(n, Quantity) else (n, None) for n in (a, b))
+        if unit_a and unit_b and unit_a.conflicts(unit_b):
+            return self.no("the units conflict")
+        for unit, value, angle in ((unit_a, a, b), (unit_b, b, a)):
+            dimension = unit.dims[0][0] if unit and unit.dims else ""
+            if dimension in ("am", "pm") and isinstance(a, Ratio) and isinstance(b, Ratio):
+                return a == b or self.no("different times")  # times of a day are not proportional
+            if isinstance(angle, Op) and angle.head == "degree" and dimension in DIMENSIONS - {"celsius", "fahrenheit"}:
+                return dimension == "radian" and self.scalars(value, Op("radians", angle.args)) or self.no("an angle")
+        if unit_a and unit_b and (size := unit_a.converted(unit_b)) != 1:
+            b = Op("*", (b, Num(size)))
+        return self.equal(a, b)
+
+    # -- plus-minus: one value for each choice of signs
+
+    def spread(self, node: Node) -> Node:
+        """`a pm b` as the list of its values. Signs are chosen independently, together where "mp" occurs."""
+        if isinstance(node, Seq) and node.kind != "tuple":
+            items = []
+            for item in map(self.spread, node.items):
+                items += item.items if isinstance(item, Seq) and item.kind == "list" else [item]
+            return Seq(node.kind, items)
+        heads = contents(node)[1]
+        if not heads & PLUS_MINUS:
+            return node
+        if isinstance(node, Op) and node.head in ("cup", "cap", "setminus"):
+            return Op(node.head, tuple(map(self.spread, node.args)))
+        if isinstance(node, Rel) and node.ops == ["in"]:
+            return Rel([node.terms[0], self.spread(node.terms[1])], node.ops)
+        if isinstance(node, Rel) and len(node.terms) == 2 and node.ops == ["="]:
+            values = self.spread(node.terms[1])
+            if isinstance(values, Seq):
+                return Seq("list", [Rel([node.terms[0], value], ["="]) for value in values.items])
+        count = count_signs(node)
+        if count > 4:
+            raise Undefined("too many plus-minus signs")
+        if "mp" in heads:
+            return Seq("list", [choose_signs(node, [sign], together=True) for sign in (1, -1)])
+        variants = [[1 - 2 * (bits >> k & 1) for k in range(count)] for bits in range(2**count)]
+        return Seq("list", [choose_signs(node, signs, together=False) for signs in variants])
+
+    # -- relations
+
+    def relations(self, a: Node, b: Node) -> bool:
+        if isinstance(a, Rel) and isinstance(b, Rel):
+            return False
+        rel, other, gold_first = (a, b, True) if isinstance(a, Rel) else (b, a, False)
+        if (
+            set(rel.ops) <= {"="}
+            and isinstance(rel.terms[0], Seq)
+            and isinstance(rel.terms[-1], Seq)
+            and (isinstance(other, Seq) and other.kind == "list" and all(isinstance(i, Rel) for i in other.items))
+        ):
+            named = [Rel([x, y], ["="]) for x, y in zip(rel.terms[0].items, rel.terms[-1].items)]
+            return self.equal(Seq("list", named), other)
+        label, value = self.unlabel(rel)
+        if value is None:
+            return self.no("an equation or inequality is not a value")
+        del label
+        return self.equal(value, other) if gold_first else self.equal(other, value)
+
+    def unlabel(self, rel: Rel) -> tuple[Node | None, Node | None]:
+        """(label, value) of `x = 5`, `5 = x`, `S = 2 * 3 = 6`, `x in {1, 2}`; (None, None) of an equation."""
+        first, *rest = rel.terms
+        if rel.ops == ["in"]:
+            return first, rest[0]
+        if set(rel.ops) != {"="}:
+            return None, None
+        if not is_label(first):
+            if len(rest) == 1 and is_label(rest[0]) and is_constant(first):
+                return rest[0], first
+            values = rel.terms
+            label = None
+            if not all(is_constant(v) for v in values):
+                return None, None
+        else:
+            values, label = rest, first
+        if is_word_label(first) and label is not None and not is_constant(values[-1]):
+            return None, None
+        constants = [v for v in values if is_constant(v)]
+        if not all(self.equal(v, constants[-1]) for v in constants[:-1]):
+            raise Undefined("a chain of equalities contradicts itself")
+        return label, values[-1]
+
+    def both_relations(self, a: Rel, b: Rel) -> bool:
+        if set(a.ops) == set(b.ops) == {"="}:
+            (label_a, value_a), (label_b, value_b) = self.unlabel(a), self.unlabel(b)
+            if value_a is not None and value_b is not None and label_a is not None and label_b is not None:
+                if label_a == label_b and self.equal(value_a, value_b):
+                    return True
+                renamed = same_function(label_a, label_b)
+                if renamed:
+                    captured = {x.name for x in renamed.values()} & (symbols(value_b) - set(renamed))  # f(m) = n
+                    return not captured and self.equal(value_a, substitute(value_b, renamed))
+        if (
+            a.ops == b.ops == ["==", "mod"]
+            and self.equal(a.terms[0], b.terms[0])
+            and self.equal(a.terms[2], b.terms[2])
+        ):
+            return self.congruent(a.terms[1], b.terms[1], a.terms[2])
+        if a.ops == b.ops and len(a.terms) == len(b.terms) and all(map(self.equal, a.terms, b.terms)):
+            return bool(set(a.ops) - {"="}) or self.is_equation(a)
+        if [FLIPPED.get(op) for op in reversed(a.ops)] == b.ops and all(
+            self.equal(x, y) for x, y in zip(reversed(a.terms), b.terms)
+        ):
+            return True
+        if len(a.terms) == len(b.terms) == 2 and a.ops[0] in FLIPPED and b.ops[0] in FLIPPED:
+            ratio = self.proportion(a, b)
+            if ratio is not None:
+                op = b.ops[0] if ratio > 0 else FLIPPED[b.ops[0]]
+                return a.ops[0] == op or self.no("the inequalities point in different directions")
+            if a.ops == b.ops == ["="] and self.cleared_of_fractions(a, b):
+                return True
+        return self.no("the relations are not multiples of each other")
+
+    def congruent(self, x: Node, y: Node, modulus: Node) -> bool:
+        """Whether two remainders are the same one: 3 and 10 modulo 7."""
+        if all(is_constant(node) for node in (x, y, modulus)):
+            return self.scalars(Op("mod", (x, modulus)), Op("mod", (y, modulus)))
+        return self.equal(x, y)
+
+    def is_equation(self, rel: Rel) -> bool:
+        """Whether an equality says something: `0 = 0` and `y = y` do not."""
+        return not any(self.equal(x, y) for x, y in zip(rel.terms, rel.terms[1:]))
+
+    # -- containers
+
+    def containers(self, a: Node, b: Node) -> bool:
+        if has_matrix(a) or has_matrix(b):
+            return self.matrices(a, b)
+        if isinstance(a, Seq) and isinstance(b, Seq):
+            if a.kind == b.kind == "tuple":
+                if a.ends != b.ends and len(a.items) == 2 or len(a.items) != len(b.items):
+                    return self.no("tuples of different length, or different ends of an interval")
+                return all(map(self.equal, a.items, b.items)) or self.no("an entry of the tuples differs")
+            for x, y, flip in ((a, b, False), (b, a, True)):
+                if x.kind == "tuple" and y.kind == "list" and all(isinstance(i, Rel) for i in y.items):
+                    return self.named_entries(x, y, flip)
+            if "tuple" in (a.kind, b.kind):
+                return self.no("a tuple is not a list or set")
+            return self.unordered(a, b)
+        return self.no("a list, set or tuple is not a single value")
+
+    def named_entries(self, entries: Seq, named: Seq, flip: bool) -> bool:
+        """`(15, -29)` against `x=15, y=-29`: the entries in alphabetical order of their names, or as written."""
+        parts = [self.unlabel(rel) for rel in named.items]
+        if len(parts) != len(entries.items) or any(label is None for label, _ in parts):
+            return self.no("the named values are not the entries of the tuple")
+        ordered = sorted(parts, key=lambda part: str(part[0]))
+        letters = [ord(label.name[0]) if isinstance(label, Sym) else 0 for label, _ in ordered]
+        orders = [[value for _, value in ordered]]
+        if letters != list(range(letters[0], letters[0] + len(letters))):  # x, y, z have an order of their own
+            orders.append([value for _, value in parts])
+        for order in orders:
+            pairs = zip(order, entries.items) if flip else zip(entries.items, order)
+            if all(self.equal(x, y) for x, y in pairs):
+                return True
+        return self.no("an entry differs")
+
+    def unordered(self, a: Seq, b: Seq) -> bool:
+        left, right = list(a.items), list(b.items)
+        if a.kind == "set" and b.kind == "set":
+            left, right = self.distinct(left), self.distinct(right)
+        if len(left) != len(right):
+            return self.no(f"{len(left)} values against {len(right)}")
+        if len(left) > MAX_ITEMS:
+            raise Undefined("too many values")
+        for item in left:
+            match = next((at for at, other in enumerate(right) if self.equal(item, other)), None)
+            if match is None:
+                return self.no(f"nothing on the other side equals {show(item)}")
+            del right[match]
+        return True
+
+    def distinct(self, items: list) -> list:
+        out: list = []
+        for item in items[:MAX_ITEMS]:
+            if not any(self.equal(item, other) for other in out):
+                out.append(item)
+        return out + items[MAX_ITEMS:]
+
+    def ratios(self, a: Node, b: Node) -> bool:
+        """Equal part by part, or proportional."""
+        if not isinstance(a, Ratio) or not isinstance(b, Ratio) or len(a.parts) != len(b.parts):
+            return False
+        if all(self.equal(x, y) for x, y in zip(a.parts, b.parts)):
+            return True
+        if any(isinstance(p, Op) and p.head == "..." for p in a.parts + b.parts):
+            return False
+        pairs = [(Op("*", (x, b.parts[0])), Op("*", (y, a.parts[0]))) for x, y in zip(a.parts[1:], b.parts[1:])]
+        return all(self.equal(x, y) for x, y in pairs)
+
+    # -- matrices
+
+    def matrices(self, a: Node, b: Node) -> bool:
+        rows = []
+        for node in (a, b):
+            if isinstance(node, Seq) and node.kind == "tuple" and node.ends in ("()", "[]"):
+                nested = all(isinstance(row, Seq) and row.kind == "tuple" for row in node.items)  # [[1, 2], [3, 4]]
+                node = Matrix([item.items if nested else [item] for item in node.items])
+            rows.append(matrix_rows(node))
+        if isinstance(a, Seq) or isinstance(b, Seq):  # a vector written as a tuple: row or column
+            rows = [[[cell] for cell in r[0]] if r and len(r) == 1 else r for r in rows]
+        if not all(rows) or [len(r) for r in rows[0]] != [len(r) for r in rows[1]]:
+            return self.no("matrices of different shape")
+        pairs = [(x, y) for left, right in zip(*rows) for x, y in zip(left, right)]
+        return all(self.equal(x, y) for x, y in pairs) or self.no("an entry of the matrices differs")
+
+    def sets_equal(self, a: tuple, b: tuple) -> bool:
+        if a[0] and b[0] and a[0] != b[0]:
+            return self.no("the inequalities are about different variables")
+        a, b = self.line.union(a[1]), self.line.union(b[1])
+        if len(a) != len(b):
+            return False
+        for (low_a, *closed_a, high_a, end_a), (low_b, *closed_b, high_b, end_b) in zip(a, b):
+            if closed_a != closed_b or end_a != end_b:
+                return False
+            for x, y in ((low_a, low_b), (high_a, high_b)):
+                if (x is None) != (y is None) or x is not None and not self.scalars(x, y):
+                    return False
+        return True
