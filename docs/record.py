@@ -24,7 +24,8 @@ import torch  # noqa: E402
 from nano_exgrpo.evaluation.html_report import group_samples  # noqa: E402
 from nano_exgrpo.evaluation.study_report import KINDS, kind, separation  # noqa: E402
 from nano_exgrpo.infra.run_folder import read_config, read_lines, write_text  # noqa: E402
-from nano_exgrpo.policy import Policy, end_of_turn, load_policy, token_logprobs  # noqa: E402
+from nano_exgrpo.logprobs import token_logprobs  # noqa: E402
+from nano_exgrpo.policy import Policy, end_of_turn, load_policy  # noqa: E402
 from nano_exgrpo.questions import InputError  # noqa: E402
 
 TARGET = ROOT / "docs" / "run.json"
