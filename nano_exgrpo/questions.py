@@ -10,9 +10,11 @@ import hashlib
 import json
 import random
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from nano_exgrpo.errors import InputError
 
@@ -28,6 +30,7 @@ class Question:
     answer: the final answer only, as plain text or LaTeX; for multiple choice the letter.
     choices: the options of a multiple-choice question in the order of their letters, else empty.
     source: the data set's name.
+    prompt_ids [P]: the prompt as the policy reads it, once it is encoded (`policy.encode_questions`).
     """
 
     id: str
@@ -35,42 +38,12 @@ class Question:
     answer: str
     choices: tuple[str, ...] = ()
     source: str = ""
+    prompt_ids: Tensor | None = field(default=None, compare=False, repr=False)
 
     @property
     def letters(self) -> str:
         """Those of the options; empty for a free answer."""
         return LETTERS[: len(self.choices)]
-
-
-# --------------------------------------------------------------------------------------- toy sums
-
-
-def possible_sums(terms: tuple[int, int], largest: int) -> int:
-    """How many different sums of `terms` (fewest, most) numbers from 1..largest there are, order counted."""
-    return sum(largest**n for n in range(terms[0], terms[1] + 1))
-
-
-def sum_questions(count: int, *, seed: int, terms: tuple[int, int] = (2, 5), largest: int = 9) -> list[Question]:
-    """`count` different sums such as "3 + 8 + 5", the toy's task.
-
-    terms: fewest and most terms of a sum, both included; largest: every term lies in 1..largest.
-    Raises InputError when there are not that many different sums.
-    """
-    least, most = terms
-    possible = possible_sums(terms, largest)
-    if not 1 <= least <= most or largest < 1:
-        raise InputError(f"toy sums need 1 <= fewest terms <= most terms and numbers from 1 up, got {terms}, {largest}")
-    if count > possible:
-        raise InputError(f"there are only {possible} different sums of {least} to {most} terms, asked for {count}")
-    rng = random.Random(seed)
-    seen: dict[tuple[int, ...], None] = {}
-    while len(seen) < count:
-        length = rng.randint(least, most)
-        numbers = tuple(rng.randint(1, largest) for _ in range(length))
-        if least < most and largest**length < count and rng.random() < 0.5:
-            continue  # short sums run out early: do not keep drawing them
-        seen.setdefault(numbers)
-    return [Question("sum-" + "-".join(map(str, n)), " + ".join(map(str, n)), str(sum(n)), source="sums") for n in seen]
 
 
 # --------------------------------------------------------------------------------- JSONL and the hub
@@ -275,17 +248,6 @@ def mislabel(questions: list[Question], share: float, *, seed: int) -> list[Ques
             question if wrong is None else replace(question, answer=wrong, source=f"{question.source} mislabelled")
         )
     return noisy
-
-
-def put_out_of_reach(questions: list[Question], share: float, *, seed: int, terms: int, largest: int) -> list[Question]:
-    """The same toy questions, `share` of them replaced by sums of `terms` numbers from 1..largest (source
-    "out of reach"): the many questions of a hard data set from which a weak policy learns nothing yet.
-
-    Raises InputError where there are not so many different sums."""
-    chosen = random.Random(f"reach {seed}").sample(range(len(questions)), round(share * len(questions)))
-    longer = sum_questions(len(chosen), seed=seed, terms=(terms, terms), largest=largest)
-    hard = {i: replace(question, source="out of reach") for i, question in zip(chosen, longer)}
-    return [hard.get(i, question) for i, question in enumerate(questions)]
 
 
 class QuestionSampler:

@@ -17,10 +17,11 @@ from typing import Any
 
 from nano_exgrpo.checker import explain
 from nano_exgrpo.errors import InputError
-from nano_exgrpo.infra.run_folder import read_lines, write_text
+from nano_exgrpo.infra.files import write_text
+from nano_exgrpo.infra.run_folder import read_lines
 from nano_exgrpo.questions import Question
 from nano_exgrpo.reward import grade
-from nano_exgrpo.rollout import Trajectory
+from nano_exgrpo.trajectory import Trajectory
 
 # ---------------------------------------------------------------------------------------------- grading
 
