@@ -11,8 +11,8 @@ from __future__ import annotations
 from fractions import Fraction
 from functools import cmp_to_key
 
-from nano_exgrpo.checker.arithmetic import Undefined
 from nano_exgrpo.checker.evaluator import Evaluator, close
+from nano_exgrpo.checker.functions import Undefined
 from nano_exgrpo.checker.tree import (
     INEQUALITIES,
     Node,

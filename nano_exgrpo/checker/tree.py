@@ -85,6 +85,7 @@ class Ratio:
 
 
 INEQUALITIES = {"<", ">", "<=", ">=", "!="}
+FUNCTION_LETTERS = set("fghFG")  # f(x) is never f times x
 TRANSPOSED = (Sym("T"), Sym("\\top"))  # exponents
 Node = Num | Sym | Op | Seq | Rel | Matrix | Quantity | Based | Ratio
 
