@@ -187,7 +187,7 @@ class Evaluator:
     # -- what has no arithmetic of its own
 
     def random_value(self, *key: str) -> Fraction:
-        """As of a symbol whose name is the key: another one at every point, or x_1 = 3 would be a multiple of x_1 = 4."""
+        """As of a symbol whose name is the key. One for all points would make x_1 = 3 a multiple of x_1 = 4."""
         return sample(hashlib.blake2b("\x00".join(key).encode(), digest_size=8).hexdigest(), self.index, False)
 
     def key(self, node: Node | str) -> str:

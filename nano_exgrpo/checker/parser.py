@@ -39,25 +39,10 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from nano_exgrpo.checker import tree
 from nano_exgrpo.checker.functions import CALLED, FUNCTIONS
 from nano_exgrpo.checker.lexer import MAX_CHARS, Token, split_word, tokenize
-from nano_exgrpo.checker.tree import (
-    FUNCTION_LETTERS,
-    INEQUALITIES,
-    TRANSPOSED,
-    Based,
-    Matrix,
-    Node,
-    Num,
-    Op,
-    Quantity,
-    Ratio,
-    Rel,
-    Seq,
-    Sym,
-    contents,
-    height,
-)
+from nano_exgrpo.checker.tree import Based, Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, Sym
 from nano_exgrpo.checker.units import Unit, parse_unit
 
 if TYPE_CHECKING:
@@ -142,10 +127,10 @@ def parse_tokens(tokens: list[Token]) -> Node:
     """The tree of a token list that ends in a token of kind "end"; see `parse`."""
     if len(tokens) > MAX_TOKENS:
         raise ParseError(f"longer than {MAX_TOKENS} tokens")
-    tree = AnswerParser(tokens).whole()
-    if height(tree, MAX_HEIGHT) == MAX_HEIGHT:
+    node = AnswerParser(tokens).whole()
+    if tree.height(node, MAX_HEIGHT) == MAX_HEIGHT:
         raise ParseError("nested too deeply")
-    return tree
+    return node
 
 
 def is_number_set(token: Token) -> bool:
@@ -168,7 +153,7 @@ class AnswerParser:
         """The answer, if all of the tokens belong to it."""
         node = self.answer()
         condition = self.qualifier()
-        if isinstance(condition, Rel) and isinstance(node, Rel) and set(node.ops) & INEQUALITIES:
+        if isinstance(condition, Rel) and isinstance(node, Rel) and set(node.ops) & tree.INEQUALITIES:
             node = Op("builder", (condition, node))  # 1 < x < 4, x in Z: no interval
         elif condition is not None:
             node = Op("where", (node, condition))
@@ -200,8 +185,9 @@ class AnswerParser:
         return Seq("or" if "or" in seen else "list", items) if len(items) > 1 else items[0]
 
     def qualifier(self) -> Node | None:
-        """Where a formula holds: nothing for `for all n` and `, x in R`; `k in Z` as a relation; the words of other
-        conditions, `where a > 0`, `with a odd`. Raises ParseError where another value follows: `5 for n = 1, 6 for n = 2`."""
+        """Where a formula holds: nothing for `for all n` and `, x in R`; `k in Z` as a relation; other conditions,
+        `where a > 0` and `with a odd`, as their words. Another value after one is an error: `5 for n = 1, 6 for n = 2`.
+        """
         while self.sign() == "," or self.sign() == "(":
             self.at += 1
         if self.token.text in QUALIFIERS and self.token.kind in ("text", "word"):
@@ -425,7 +411,7 @@ class AnswerParser:
             if isinstance(exponent, Sym) and exponent.name.strip("'") == "":
                 base = self.marked(base, exponent.name)
                 base = self.call(base)
-            elif exponent in TRANSPOSED and isinstance(base, Seq) and base.kind == "tuple":
+            elif exponent in tree.TRANSPOSED and isinstance(base, Seq) and base.kind == "tuple":
                 base = transposed(base)
             else:
                 if isinstance(base, Sym) and self.sign() == "_":  # x^2_1 is x_1^2
@@ -596,7 +582,7 @@ class AnswerParser:
     def call(self, symbol: Node) -> Node:
         """`f(x)`, `I(0)`, `u(t)`: a symbol before parentheses, as a call if that is how it reads, else as it is.
 
-        The letters in `FUNCTION_LETTERS` and primed symbols are functions; others are if all arguments are symbols or numbers.
+        `FUNCTION_LETTERS` and primed symbols are functions; others are if all arguments are symbols or numbers.
         Where that fails, the parentheses are read again as a factor; `not_calls` keeps that from happening twice.
         """
         if self.sign() != "(" or self.at in self.not_calls:
@@ -608,7 +594,7 @@ class AnswerParser:
             args = []
         name = symbol.name if isinstance(symbol, Sym) else ""
         if args and (
-            name[:1] in FUNCTION_LETTERS or name.endswith("'") or all(isinstance(arg, Sym | Num) for arg in args)
+            name[:1] in tree.FUNCTION_LETTERS or name.endswith("'") or all(isinstance(arg, Sym | Num) for arg in args)
         ):
             return Op("call", (symbol, *args))
         self.at, self.depth, self.bars, self.may_close = state
@@ -790,7 +776,7 @@ class AnswerParser:
             self.at += 1
             return self.call(Sym(f"\\{name} {self.tokens[self.at - 1].text}"))
         under = self.argument()
-        if name == "overline" and "i" in contents(under)[1]:
+        if name == "overline" and "i" in tree.contents(under)[1]:
             return Op("conj", (under,))
         return self.call(Sym(f"\\{name} {name_of(under)}"))
 
@@ -944,7 +930,7 @@ def factors(node: Node) -> list:
 def transposed(rows: Seq) -> Node:
     """`(1, 2)^T`, a column and so the vector (1, 2); `[[1, 2], [3, 4]]^T`."""
     if any(isinstance(row, Seq) for row in rows.items):
-        return Op("^", (rows, TRANSPOSED[0]))
+        return Op("^", (rows, tree.TRANSPOSED[0]))
     return Seq("tuple", rows.items)
 
 

@@ -212,7 +212,7 @@ class _Builder:
         return getattr(self.sympy, name)(*values)
 
     def is_simple(self, form: sympy.Expr) -> bool:
-        """Whether an expression is short and of low degree, so that sympy's search for common factors and signs in it is."""
+        """Whether an expression is short and of low degree. Then sympy soon finds its common factors and signs."""
         powers = form.atoms(self.sympy.Pow)
         return (
             _terms(form) <= MAX_SIMPLE

@@ -23,38 +23,11 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from nano_exgrpo.checker import tree
 from nano_exgrpo.checker.evaluator import Evaluator, close, sample
 from nano_exgrpo.checker.functions import DIGITS, NOISE, Undefined, divide
 from nano_exgrpo.checker.real_sets import FLIPPED, RealLine
-from nano_exgrpo.checker.tree import (
-    Based,
-    Matrix,
-    Node,
-    Num,
-    Op,
-    Quantity,
-    Ratio,
-    Rel,
-    Seq,
-    Sym,
-    children,
-    choose_signs,
-    contents,
-    count_signs,
-    has_matrix,
-    infinity,
-    is_constant,
-    is_label,
-    is_word_label,
-    letter_quantity,
-    matrix_rows,
-    negative_base,
-    rebuilt,
-    same_function,
-    show,
-    substitute,
-    symbols,
-)
+from nano_exgrpo.checker.tree import Based, Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, Sym
 from nano_exgrpo.checker.units import DIMENSIONS
 
 BUDGET = 8_000  # work units of one verdict, some 5 microseconds each
@@ -101,7 +74,8 @@ class Judge:
         (a, condition), (b, other) = map(self.conditional, (a, b))
         if isinstance(condition, Rel) and isinstance(other, Rel):  # k pi, k in Z; n pi, n in Z
             letters = [rel.terms[0].name if isinstance(rel.terms[0], Sym) else "" for rel in (condition, other)]
-            b = substitute(b, {letters[1]: Sym(letters[0])}) if all(letters) and letters[0] not in symbols(b) else b
+            if all(letters) and letters[0] not in tree.symbols(b):
+                b = tree.substitute(b, {letters[1]: Sym(letters[0])})
         elif isinstance(condition, Sym) and condition != other:  # one more than the gold answer's is fine
             return self.no("the condition differs")
         whole = a, b
@@ -110,7 +84,7 @@ class Judge:
             return self.relations(a, b)  # a unit behind a label counts, too
         if isinstance(a, Quantity) or isinstance(b, Quantity):
             return self.quantities(a, b)
-        if (contents(a)[1] | contents(b)[1]) & PLUS_MINUS:
+        if (tree.contents(a)[1] | tree.contents(b)[1]) & PLUS_MINUS:
             a, b = self.spread(a), self.spread(b)
         if isinstance(a, Rel) and isinstance(b, Rel) and self.both_relations(a, b):
             return True
@@ -127,7 +101,7 @@ class Judge:
         builders = [isinstance(x, Op) and x.head == "builder" for x in (a, b)]
         if any(builders):
             return all(builders) and all(map(self.equal, a.args, b.args)) or self.no("different sets")
-        if isinstance(a, Seq) or isinstance(b, Seq) or has_matrix(a) or has_matrix(b):
+        if isinstance(a, Seq) or isinstance(b, Seq) or tree.has_matrix(a) or tree.has_matrix(b):
             return self.containers(a, b)
         if isinstance(a, Ratio) or isinstance(b, Ratio):
             return self.ratios(a, b) or self.no("different ratios or times")
@@ -148,7 +122,7 @@ class Judge:
     # -- units
 
     def quantities(self, a: Node, b: Node) -> bool:
-        a, b = (n if isinstance(n, Quantity) else letter_quantity(n) or n for n in (a, b))  # 5 cm against 5m
+        a, b = (n if isinstance(n, Quantity) else tree.letter_quantity(n) or n for n in (a, b))  # 5 cm against 5m
         (a, unit_a), (b, unit_b) = ((n.value, n.unit) if isinstance(n, Quantity) else (n, None) for n in (a, b))
         if unit_a and unit_b and unit_a.conflicts(unit_b):
             return self.no("the units conflict")
@@ -171,7 +145,7 @@ class Judge:
             for item in map(self.spread, node.items):
                 items += item.items if isinstance(item, Seq) and item.kind == "list" else [item]
             return Seq(node.kind, items)
-        heads = contents(node)[1]
+        heads = tree.contents(node)[1]
         if not heads & PLUS_MINUS:
             return node
         if isinstance(node, Op) and node.head in ("cup", "cap", "setminus"):
@@ -182,13 +156,13 @@ class Judge:
             values = self.spread(node.terms[1])
             if isinstance(values, Seq):
                 return Seq("list", [Rel([node.terms[0], value], ["="]) for value in values.items])
-        count = count_signs(node)
+        count = tree.count_signs(node)
         if count > 4:
             raise Undefined("too many plus-minus signs")
         if "mp" in heads:
-            return Seq("list", [choose_signs(node, [sign], together=True) for sign in (1, -1)])
+            return Seq("list", [tree.choose_signs(node, [sign], together=True) for sign in (1, -1)])
         variants = [[1 - 2 * (bits >> k & 1) for k in range(count)] for bits in range(2**count)]
-        return Seq("list", [choose_signs(node, signs, together=False) for signs in variants])
+        return Seq("list", [tree.choose_signs(node, signs, together=False) for signs in variants])
 
     # -- relations
 
@@ -217,18 +191,18 @@ class Judge:
             return first, rest[0]
         if set(rel.ops) != {"="}:
             return None, None
-        if not is_label(first):
-            if len(rest) == 1 and is_label(rest[0]) and is_constant(first):
+        if not tree.is_label(first):
+            if len(rest) == 1 and tree.is_label(rest[0]) and tree.is_constant(first):
                 return rest[0], first
             values = rel.terms
             label = None
-            if not all(is_constant(v) for v in values):
+            if not all(tree.is_constant(v) for v in values):
                 return None, None
         else:
             values, label = rest, first
-        if is_word_label(first) and label is not None and not is_constant(values[-1]):
+        if tree.is_word_label(first) and label is not None and not tree.is_constant(values[-1]):
             return None, None
-        constants = [v for v in values if is_constant(v)]
+        constants = [v for v in values if tree.is_constant(v)]
         if not all(self.equal(v, constants[-1]) for v in constants[:-1]):
             raise Undefined("a chain of equalities contradicts itself")
         return label, values[-1]
@@ -239,10 +213,10 @@ class Judge:
             if value_a is not None and value_b is not None and label_a is not None and label_b is not None:
                 if label_a == label_b and self.equal(value_a, value_b):
                     return True
-                renamed = same_function(label_a, label_b)
+                renamed = tree.same_function(label_a, label_b)
                 if renamed:
-                    captured = {x.name for x in renamed.values()} & (symbols(value_b) - set(renamed))  # f(m) = n
-                    return not captured and self.equal(value_a, substitute(value_b, renamed))
+                    captured = {x.name for x in renamed.values()} & (tree.symbols(value_b) - set(renamed))  # f(m) = n
+                    return not captured and self.equal(value_a, tree.substitute(value_b, renamed))
         if (
             a.ops == b.ops == ["==", "mod"]
             and self.equal(a.terms[0], b.terms[0])
@@ -266,7 +240,7 @@ class Judge:
 
     def congruent(self, x: Node, y: Node, modulus: Node) -> bool:
         """Whether two remainders are the same one: 3 and 10 modulo 7."""
-        if all(is_constant(node) for node in (x, y, modulus)):
+        if all(tree.is_constant(node) for node in (x, y, modulus)):
             return self.scalars(Op("mod", (x, modulus)), Op("mod", (y, modulus)))
         return self.equal(x, y)
 
@@ -277,7 +251,7 @@ class Judge:
     # -- containers
 
     def containers(self, a: Node, b: Node) -> bool:
-        if has_matrix(a) or has_matrix(b):
+        if tree.has_matrix(a) or tree.has_matrix(b):
             return self.matrices(a, b)
         if isinstance(a, Seq) and isinstance(b, Seq):
             if a.kind == b.kind == "tuple":
@@ -319,7 +293,7 @@ class Judge:
         for item in left:
             match = next((at for at, other in enumerate(right) if self.equal(item, other)), None)
             if match is None:
-                return self.no(f"nothing on the other side equals {show(item)}")
+                return self.no(f"nothing on the other side equals {tree.show(item)}")
             del right[match]
         return True
 
@@ -349,7 +323,7 @@ class Judge:
             if isinstance(node, Seq) and node.kind == "tuple" and node.ends in ("()", "[]"):
                 nested = all(isinstance(row, Seq) and row.kind == "tuple" for row in node.items)  # [[1, 2], [3, 4]]
                 node = Matrix([item.items if nested else [item] for item in node.items])
-            rows.append(matrix_rows(node))
+            rows.append(tree.matrix_rows(node))
         if isinstance(a, Seq) or isinstance(b, Seq):  # a vector written as a tuple: row or column
             rows = [[[cell] for cell in r[0]] if r and len(r) == 1 else r for r in rows]
         if not all(rows) or [len(r) for r in rows[0]] != [len(r) for r in rows[1]]:
@@ -379,18 +353,18 @@ class Judge:
             return self.no("one is a value, the other is not")
         if isinstance(a, Num) and isinstance(b, Num):
             return a.value == b.value or self.no("different rational numbers")
-        if infinity(a) or infinity(b):
-            return infinity(a) == infinity(b) or self.no("only one is infinite")
+        if tree.infinity(a) or tree.infinity(b):
+            return tree.infinity(a) == tree.infinity(b) or self.no("only one is infinite")
         percents = [isinstance(n, Op) and n.head == "percent" for n in (a, b)]
         if any(percents):
             return self.percents(a, b, percents)
         if self.same_value(a, b):
             return True
         for x, y in ((a, b), (b, a)):
-            if "degree" in contents(x)[1] and "degree" not in contents(y)[1] and contents(y)[1] & ANGLES:
+            if "degree" in tree.contents(x)[1] and "degree" not in tree.contents(y)[1] and tree.contents(y)[1] & ANGLES:
                 return self.same_value(in_radians(x), y)
-        stripped = letter_quantity(b)
-        if stripped is not None and not symbols(a):
+        stripped = tree.letter_quantity(b)
+        if stripped is not None and not tree.symbols(a):
             return self.same_value(a, stripped.value)
         return self.no("the values differ")
 
@@ -401,14 +375,14 @@ class Judge:
         if self.same_value(Op("percent", (number,)), other):
             return True
         at = Evaluator(0, False, self.budget)
-        dropped = not symbols(number) and abs(at.num(at.value(number))) >= 1 and self.same_value(number, other)
+        dropped = not tree.symbols(number) and abs(at.num(at.value(number))) >= 1 and self.same_value(number, other)
         return dropped or self.no("p% is p/100")
 
     def same_value(self, a: Node, b: Node) -> bool:
         """Whether two scalars are equal: by their values, and by their sympy forms where values do not tell."""
         if a == b:
             return True
-        names, heads = map(set.union, contents(a), contents(b))
+        names, heads = map(set.union, tree.contents(a), tree.contents(b))
         if names or heads & OPAQUE:
             same, sure = self.at_random_points(a, b, heads)
         else:
@@ -446,8 +420,8 @@ class Judge:
 
     def at_random_points(self, a: Node, b: Node, heads: set[str]) -> tuple[bool, bool]:
         """(whether two expressions are equal at random points, whether that is sure)."""
-        heads_a, heads_b = contents(a)[1], contents(b)[1]
-        whole = bool(heads & WHOLE) or negative_base(a) or negative_base(b)
+        heads_a, heads_b = tree.contents(a)[1], tree.contents(b)[1]
+        whole = bool(heads & WHOLE) or tree.negative_base(a) or tree.negative_base(b)
         one_absolute = ("abs" in heads_a) != ("abs" in heads_b)
         variables = bound_variables(a), bound_variables(b)
         different = False, not all(variables) or variables[0] == variables[1]
@@ -517,7 +491,7 @@ class Judge:
         if not all(isinstance(t, Num | Sym | Op) for r in (a, b) for t in r.terms):
             return None
         sides = difference(a), difference(b)
-        names, heads = map(set.union, contents(sides[0]), contents(sides[1]))
+        names, heads = map(set.union, tree.contents(sides[0]), tree.contents(sides[1]))
         if not names and not heads & OPAQUE:
             return None
         ratios = []
@@ -546,9 +520,9 @@ class Judge:
         if not all(isinstance(t, Num | Sym | Op) for r in (a, b) for t in r.terms):
             return False
         sides = named(difference(a)), named(difference(b))
-        if symbols(sides[0]) != symbols(sides[1]):
+        if tree.symbols(sides[0]) != tree.symbols(sides[1]):
             return False
-        names = sorted(symbols(sides[0]))
+        names = sorted(tree.symbols(sides[0]))
         return bool(names) and all(self.harmless_factor(sides, name, index) for name in names for index in range(3))
 
     def harmless_factor(self, sides: tuple[Op, Op], name: str, index: int) -> bool:
@@ -589,21 +563,21 @@ def difference(rel: Rel) -> Op:
 def in_radians(node: Node) -> Node:
     """The tree with its degrees converted."""
     head = "radians" if isinstance(node, Op) and node.head == "degree" else ""
-    return Op(head, node.args) if head else rebuilt(node, in_radians)
+    return Op(head, node.args) if head else tree.rebuilt(node, in_radians)
 
 
 def named(node: Node) -> Node:
     """The tree with a symbol for each x_1, f(2), integral, ...: unknowns like others where an equation is solved."""
-    return Sym(show(node)) if isinstance(node, Op) and node.head in OPAQUE else rebuilt(node, named)
+    return Sym(tree.show(node)) if isinstance(node, Op) and node.head in OPAQUE else tree.rebuilt(node, named)
 
 
-def bound_variables(tree: Node) -> set[str]:
+def bound_variables(node: Node) -> set[str]:
     """The names of the variables of sums, products, limits and integrals."""
-    names = set().union(*map(bound_variables, children(tree)))
-    if isinstance(tree, Op) and tree.head in BIG:
-        low, _, body = tree.args
+    names = set().union(*map(bound_variables, tree.children(node)))
+    if isinstance(node, Op) and node.head in BIG:
+        low, _, body = node.args
         if isinstance(low, Rel):
-            names |= symbols(low.terms[0])
+            names |= tree.symbols(low.terms[0])
         elif isinstance(body, Op) and body.args and isinstance(body.args[-1], Sym):
             names.add(body.args[-1].name)  # dx
     return names
@@ -612,10 +586,10 @@ def bound_variables(tree: Node) -> set[str]:
 def turning_points(*trees: Node) -> list[tuple[int, dict[str, Fraction]]]:
     """Points at and beyond the numbers that occur in some trees, for one symbol at a time: where |x - 10| turns and
     floor(n / 2024) steps, which random points of size one never see."""
-    names, heads = map(set.union, *map(contents, trees)) if len(trees) > 1 else contents(trees[0])
+    names, heads = map(set.union, *map(tree.contents, trees)) if len(trees) > 1 else tree.contents(trees[0])
     if not heads & TURNS:
         return []
-    sizes = sorted({abs(v) for tree in trees for v in literals(tree) if 2 < abs(v) <= 10**6}, reverse=True)[:MAX_TURNS]
+    sizes = sorted({abs(v) for node in trees for v in literals(node) if 2 < abs(v) <= 10**6}, reverse=True)[:MAX_TURNS]
     if heads & WHOLE:
         values = [v for size in sizes if size.denominator == 1 for v in (size, size + 1, 2 * size + 1)]
     else:
@@ -623,7 +597,7 @@ def turning_points(*trees: Node) -> list[tuple[int, dict[str, Fraction]]]:
     return [(at % POINTS, {name: value}) for name in sorted(names)[:MAX_TURNS] for at, value in enumerate(values)]
 
 
-def literals(tree: Node) -> list[Fraction]:
+def literals(node: Node) -> list[Fraction]:
     """The numerals in a tree."""
-    found = [value for child in children(tree) for value in literals(child)]
-    return [tree.value, *found] if isinstance(tree, Num) else found
+    found = [value for child in tree.children(node) for value in literals(child)]
+    return [node.value, *found] if isinstance(node, Num) else found
