@@ -26,9 +26,12 @@ from fractions import Fraction
 from nano_exgrpo.checker import tree
 from nano_exgrpo.checker.evaluator import Evaluator, close, sample
 from nano_exgrpo.checker.functions import DIGITS, NOISE, Undefined, divide
+from nano_exgrpo.checker.lexer import AMBIGUOUS_COMMA, MAX_CHARS, tokenize
+from nano_exgrpo.checker.parser import ParseError, parse_tokens
 from nano_exgrpo.checker.real_sets import FLIPPED, RealLine
 from nano_exgrpo.checker.tree import Based, Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, Sym
 from nano_exgrpo.checker.units import DIMENSIONS
+from nano_exgrpo.checker.words import choice_readings, same_words
 
 BUDGET = 8_000  # work units of one verdict, some 5 microseconds each
 MAX_ITEMS = 64  # of a list or set
@@ -45,6 +48,27 @@ ANGLES = {"pi", "arcsin", "arccos", "arctan", "arccot", "arcsec", "arccsc"}  # t
 WHOLE = STEPS | {"factorial", "factorial2", "binom", "sum", "prod", "gcd", "lcm"}  # mean little off the integers
 BIG = {"sum", "prod", "int", "lim"}
 OPAQUE = {"call", "sub", "int", "lim", "sum", "prod"}  # have random values (see `values`)
+
+
+def compare(gold: str, answer: str) -> tuple[bool, str]:
+    """(whether `answer` states the same answer as `gold`, what decided it)."""
+    if max(len(gold), len(answer)) > MAX_CHARS:
+        return False, f"longer than {MAX_CHARS} characters"
+    why = ""
+    for lists in (False, True) if any(map(AMBIGUOUS_COMMA.search, (gold, answer))) else (False,):
+        tokens = tokenize(gold, lists)
+        for reading in choice_readings(tokenize(answer, lists), tokens):
+            if same_words(tokens, reading):
+                return True, "the same words and signs"
+            try:
+                judge = Judge(parse_tokens(list(tokens)), parse_tokens(reading))
+            except ParseError as error:
+                why = why or f"not parsed: {error}"
+                continue
+            if judge.verdict():
+                return True, "equal"
+            why = why or judge.why
+    return False, why
 
 
 class Judge:
@@ -293,7 +317,7 @@ class Judge:
         for item in left:
             match = next((at for at, other in enumerate(right) if self.equal(item, other)), None)
             if match is None:
-                return self.no(f"nothing on the other side equals {tree.show(item)}")
+                return self.no(f"nothing on the other side equals {tree.drawn(item)}")
             del right[match]
         return True
 
@@ -568,7 +592,7 @@ def in_radians(node: Node) -> Node:
 
 def named(node: Node) -> Node:
     """The tree with a symbol for each x_1, f(2), integral, ...: unknowns like others where an equation is solved."""
-    return Sym(tree.show(node)) if isinstance(node, Op) and node.head in OPAQUE else tree.rebuilt(node, named)
+    return Sym(tree.drawn(node)) if isinstance(node, Op) and node.head in OPAQUE else tree.rebuilt(node, named)
 
 
 def bound_variables(node: Node) -> set[str]:
