@@ -59,11 +59,11 @@ class State:
     questions: list[Question]
     held_out: list[Question]
     digest: str
+    reward: Callable[[Trajectory], float]
     step: int = 0
     started: bool = False
     bad_steps: int = 0
     tokens_seen: int = 0
-    reward: Callable[[Trajectory], float] = reward_of
 
     def state_dict(self) -> dict[str, Any]:
         """Plain containers and tensors."""
@@ -211,6 +211,7 @@ def prepare(config: TrainConfig, run: Run) -> State:
         questions,
         held_out,
         digest,
+        reward_of,
     )
     if saved:
         state.load_state_dict(saved)
