@@ -21,20 +21,20 @@ from nano_exgrpo.infra import distributed
 from nano_exgrpo.infra.checkpoint import load_state, save_checkpoint, save_model, set_random_state
 from nano_exgrpo.infra.curves import plot_curves
 from nano_exgrpo.infra.files import append_lines
-from nano_exgrpo.infra.lora import adapter_state, add_lora, load_adapter, require_peft
+from nano_exgrpo.infra.loading import load_policy, resolve_device, resolve_model_name
 from nano_exgrpo.infra.memory import warms_up
 from nano_exgrpo.infra.metrics import eval_metrics, summary
-from nano_exgrpo.infra.precision import make_optimizer, own_part, resolve_dtypes
+from nano_exgrpo.infra.precision import (
+    adapter_state,
+    add_lora,
+    load_adapter,
+    make_optimizer,
+    own_part,
+    resolve_dtypes,
+)
 from nano_exgrpo.infra.run_folder import claim_run, open_run, reopen_run
 from nano_exgrpo.infra.stop import StopRequest
-from nano_exgrpo.policy import (
-    Policy,
-    enable_gradient_checkpointing,
-    encode_questions,
-    load_policy,
-    resolve_device,
-    resolve_model_name,
-)
+from nano_exgrpo.policy import Policy, enable_gradient_checkpointing, encode_questions
 from nano_exgrpo.questions import Question, QuestionSampler, load_questions, mislabel, questions_digest, split_held_out
 from nano_exgrpo.replay import ReplayBuffer
 from nano_exgrpo.reward import grade, reward_of
@@ -236,8 +236,6 @@ def check_early(config: TrainConfig) -> None:
     """What would fail late, before anything costly is done. Raises InputError."""
     resolve_device(config.device)
     distributed.share_of(config.questions_per_step, "--questions-per-step")
-    if config.lora_rank:
-        require_peft()
     if config.model != "toy" and not config.resume:
         resolve_model_name(config.model)
     if warms_up(config) and not config.warmup_data:
