@@ -90,7 +90,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
         raise InputError(
             f"the questions of {data} are not those that run {run} was trained on; put them back, or start a new run"
         )
-    demonstrations = load_demonstrations(config) if resumed is None else []
+    demonstrations = load_demonstrations(config, held_out) if resumed is None else []
     if resumed is None:
         policy = start_policy(config, device, stop, weights)
     else:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from nano_exgrpo.arithmetic import DEMONSTRATIONS, arithmetic_demonstrations, is_arithmetic
 from nano_exgrpo.config import TrainConfig
 from nano_exgrpo.errors import InputError, Interrupted
 from nano_exgrpo.infra import distributed
@@ -23,7 +24,7 @@ from nano_exgrpo.infra.precision import make_optimizer
 from nano_exgrpo.infra.stop import StopRequest
 from nano_exgrpo.logprobs import token_batches, token_logprobs
 from nano_exgrpo.policy import Policy, encode_prompt, end_of_turn
-from nano_exgrpo.questions import read_jsonl
+from nano_exgrpo.questions import Question, read_jsonl
 
 Example = tuple[Tensor, Tensor]  # prompt ids [P], response ids [T] with the token that ends it
 
@@ -90,14 +91,19 @@ def encode_demonstrations(policy: Policy, pairs: Sequence[tuple[str, str]], syst
     ]
 
 
-def load_demonstrations(config: TrainConfig) -> list[tuple[str, str]]:
-    """The (question, response) pairs that a real model is to be shown; none where no warm-up is asked for.
+def load_demonstrations(config: TrainConfig, held_out: Sequence[Question]) -> list[tuple[str, str]]:
+    """The (question, response) pairs that a real model is to be shown; none where no warm-up is asked for. Those of
+    `--data arithmetic` are generated, on other questions than the held-out ones.
 
     Raises InputError where there are none or one lacks a field."""
     if not warms_up(config):
         return []
+    if not config.warmup_data and is_arithmetic(config.data):
+        return arithmetic_demonstrations(config.data, DEMONSTRATIONS, seed=config.seed, avoid=held_out)
     if not config.warmup_data:
-        raise InputError("--warmup-steps on a real model needs demonstrations: name them with --warmup-data")
+        raise InputError(
+            "--warmup-steps on a real model needs demonstrations: name them with --warmup-data, or set it to 0"
+        )
     pairs = []
     for where, row in read_jsonl(config.warmup_data):
         if not isinstance(row.get("question"), str) or not isinstance(row.get("response"), str):

@@ -13,6 +13,7 @@ from torch import Tensor
 from nano_exgrpo import policy as policy_module
 from nano_exgrpo import questions as questions_module
 from nano_exgrpo import toy, warmup
+from nano_exgrpo.arithmetic import TRAINING_QUESTIONS, arithmetic_questions, is_arithmetic
 from nano_exgrpo.config import TrainConfig, to_dict
 from nano_exgrpo.errors import InputError
 from nano_exgrpo.infra import distributed
@@ -36,6 +37,8 @@ def load_data(config: TrainConfig) -> tuple[list[Question], list[Question]]:
     """(training questions, held-out questions)."""
     if not config.data:
         questions = toy_sums(config)
+    elif is_arithmetic(config.data):
+        questions = arithmetic_questions(config.data, TRAINING_QUESTIONS + config.held_out, seed=config.seed)
     else:
         questions = load_questions(
             config.data, question_field=config.question_field, answer_field=config.answer_field, split=config.split
