@@ -27,14 +27,15 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from nano_exgrpo.config import PRESETS, TrainConfig, resolve, to_dict
+from nano_exgrpo.config import PRESETS, TrainConfig, resolve
 from nano_exgrpo.errors import InputError
 from nano_exgrpo.evaluation.study_report import plot_study, read_curve, report_samples, table
-from nano_exgrpo.infra.run_folder import read_config, read_lines, sole_writer, write_text
+from nano_exgrpo.infra.files import read_json, write_text
+from nano_exgrpo.infra.run_folder import read_lines, sole_writer
 
 # train.py's preset `hard`, but with every question within reach; a setting below says which are not.
 BASE: dict[str, Any] = {**PRESETS["hard"], "out_of_reach": 0.0, "log_samples": 0, "sampler": "loop"}
@@ -166,11 +167,11 @@ def is_finished(config: TrainConfig) -> bool:
     with contextlib.suppress(InputError):
         recorded = {
             **{field.name: field.default for field in fields(TrainConfig)},
-            **read_config(run),
+            **read_json(run / "config.json", str(run)),
             "overwrite": False,
         }
         rows = read_lines(run / "metrics.jsonl")
-        return recorded == {**to_dict(config), "overwrite": False} and bool(rows) and rows[-1]["step"] == config.steps
+        return recorded == {**asdict(config), "overwrite": False} and bool(rows) and rows[-1]["step"] == config.steps
     return False
 
 

@@ -41,10 +41,10 @@ def arithmetic_questions(data: str, count: int, *, seed: int) -> list[Question]:
 
 def arithmetic_demonstrations(
     data: str, count: int, *, seed: int, avoid: Collection[Question]
-) -> list[tuple[str, str]]:
-    """`count` pairs of (prompt, worked answer), all on other questions than those in `avoid`."""
-    rng, known = random.Random(f"demonstrations {seed}"), {question.prompt for question in avoid}
-    return [(question.prompt, worked) for question, worked in distinct(data, count, rng=rng, known=known)]
+) -> list[tuple[Question, str]]:
+    """`count` pairs of (question, worked answer), none of them a question in `avoid`."""
+    known = {question.prompt for question in avoid}
+    return list(distinct(data, count, rng=random.Random(f"demonstrations {seed}"), known=known))
 
 
 def distinct(

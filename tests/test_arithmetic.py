@@ -12,13 +12,13 @@ import torch
 from conftest import QWEN_TOKENIZER, metrics
 
 from nano_exgrpo.arithmetic import MIXTURES, arithmetic_demonstrations, arithmetic_questions
+from nano_exgrpo.checker import reward
 from nano_exgrpo.config import PRESETS, resolve
 from nano_exgrpo.errors import InputError
 from nano_exgrpo.infra.checkpoint import save_model
-from nano_exgrpo.infra.session import load_data
+from nano_exgrpo.infra.session import check_early, load_data, load_demonstrations
 from nano_exgrpo.policy import make_policy
-from nano_exgrpo.reward import grade
-from nano_exgrpo.warmup import load_demonstrations
+from nano_exgrpo.warmup import BATCH
 from train import train
 
 SMOLLM2 = os.environ.get("SMOLLM2", "")  # a folder of docs/smollm2.py
@@ -44,8 +44,8 @@ def test_answers_and_worked_answers_are_right(data: str) -> None:
     questions = arithmetic_questions(data, 600, seed=3)
     assert all(int(q.answer) == solve(q.prompt) >= 0 for q in questions)
     assert len({q.prompt for q in questions}) == len({q.id for q in questions}) == 600
-    for prompt, worked in arithmetic_demonstrations(data, 200, seed=3, avoid=[]):
-        assert grade(worked, str(solve(prompt)), "")[1], (prompt, worked)
+    for question, worked in arithmetic_demonstrations(data, 200, seed=3, avoid=[]):
+        assert int(question.answer) == solve(question.prompt) and reward(worked, question.answer) == 1, worked
         for left, result in re.findall(r"([\d+*-]+)=(\d+)", worked):
             a, sign, b = re.fullmatch(r"(\d+)([+*-])(\d+)", left).groups()
             assert {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}[sign] == int(result)
@@ -71,10 +71,10 @@ def test_held_out_questions_are_neither_trained_on_nor_demonstrated(tmp_path: Pa
     kept = {q.prompt for q in held_out}
     assert len(kept) == config.held_out and not kept & {q.prompt for q in training}
     demonstrations = load_demonstrations(config, held_out)
-    assert len(demonstrations) >= config.warmup_batch * config.warmup_steps
-    assert not kept & {prompt for prompt, _ in demonstrations}
+    assert len(demonstrations) >= BATCH * config.warmup_steps
+    assert not kept & {question.prompt for question, _ in demonstrations}
     # Without the list of what to avoid some would be there, so the line above can fail.
-    assert kept & {prompt for prompt, _ in arithmetic_demonstrations(config.data, 500, seed=5, avoid=[])}
+    assert kept & {question.prompt for question, _ in arithmetic_demonstrations(config.data, 500, seed=5, avoid=[])}
 
 
 def test_a_seed_names_the_questions(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_seed_names_the_questions(tmp_path: Path) -> None:
 
 def test_the_warm_up_knows_no_demonstrations_for_other_data(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--warmup-data"):
-        load_demonstrations(laptop(tmp_path, data="some.jsonl"), [])
+        check_early(laptop(tmp_path, data="some.jsonl"))
 
 
 def test_what_cannot_be_generated_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,9 +104,11 @@ def test_the_preset_has_room_for_every_question_and_demonstration() -> None:
     tokenizer = AutoTokenizer.from_pretrained(QWEN_TOKENIZER)
     preset = PRESETS["laptop"]
     for data in MIXTURES:
-        for prompt, worked in arithmetic_demonstrations(data, 500, seed=0, avoid=[]):
+        for question, worked in arithmetic_demonstrations(data, 500, seed=0, avoid=[]):
             assert len(tokenizer(worked)["input_ids"]) < preset["max_response_length"]
-            assert len(tokenizer(prompt)["input_ids"]) < preset["max_prompt_length"] - 25  # the chat template's
+            assert (
+                len(tokenizer(question.prompt)["input_ids"]) < preset["max_prompt_length"] - 25
+            )  # the chat template's
 
 
 def tiny_model(folder: Path) -> Path:
@@ -136,6 +138,7 @@ def test_the_preset_runs_with_a_tiny_model_in_place_of_the_real_one(tmp_path: Pa
     train(config)
     rows = metrics(config)
     assert [row["step"] for row in rows] == [0, 1, 2] and all("eval/accuracy" in row for row in rows)
+    assert "eval/before_warmup" in rows[0] and "eval/before_warmup" not in rows[1]
 
 
 @pytest.mark.slow
@@ -145,5 +148,5 @@ def test_five_steps_of_the_real_model(tmp_path: Path) -> None:
     train(config)
     rows = metrics(config)
     assert len(rows) == 6 and not any(row["skipped_updates"] for row in rows[1:])
-    assert rows[0]["eval/accuracy"] > 0.1  # the warm-up alone: without it the model boxes nothing
+    assert rows[0]["eval/before_warmup"] < 0.1 < rows[0]["eval/accuracy"]  # without its warm-up it boxes nothing
     assert any(row["trained_rows"] > 0 for row in rows[1:])

@@ -48,7 +48,7 @@ def test_the_paired_interval_covers_the_true_difference_and_sees_through_the_spr
         level = [rng.gauss(0.5, 0.3) for _ in range(8)]
         a = [x + rng.gauss(0, 0.05) for x in level]
         b = [x + effect + rng.gauss(0, 0.05) for x in level]
-        interval = paired_seeds(a, b).difference
+        interval = paired_seeds(a, b).interval
         covered += interval.low <= effect <= interval.high
         found += interval.low > 0
     assert 0.93 <= covered / trials <= 0.97  # binomial standard error 0.009

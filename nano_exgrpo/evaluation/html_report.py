@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from nano_exgrpo.errors import InputError
-from nano_exgrpo.infra.run_folder import read_config, read_lines, write_text
+from nano_exgrpo.infra.files import read_json, write_text
+from nano_exgrpo.infra.run_folder import read_lines
 
 Points = list[tuple[float, float]]
 Row = dict[str, Any]
@@ -341,7 +342,7 @@ def build_page(folders: Sequence[Path], *, most_groups: int = 40) -> str:
     """The report of the first run, with the others' curves beside its own.
 
     Raises InputError when a folder is no run or has no metrics."""
-    config = read_config(folders[0])
+    config = read_json(folders[0] / "config.json", str(folders[0]))
     runs = [(folder.resolve().name, read_lines(folder / "metrics.jsonl")) for folder in folders]
     for folder, (_, rows) in zip(folders, runs):
         if not rows:

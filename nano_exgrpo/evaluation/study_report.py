@@ -17,7 +17,8 @@ from typing import Any
 
 from nano_exgrpo.errors import InputError
 from nano_exgrpo.evaluation.statistics import Comparison, Interval, mean_interval, paired_seeds
-from nano_exgrpo.infra.run_folder import read_config, read_lines
+from nano_exgrpo.infra.files import read_json
+from nano_exgrpo.infra.run_folder import read_lines
 
 Runs = Mapping[str, Mapping[str, Sequence[Path]]]  # setting → arm → its run folders, in the order of the seeds
 
@@ -263,7 +264,7 @@ def report_samples(runs: Runs, target: Path) -> str:
             )
         axes[0][column].set(title=f"{setting}: entropy of a response, nats a token", yticks=[])
         axes[0][column].legend(fontsize=8)
-        K = read_config(arms["grpo"][0])["group_size"]
+        K = read_json(arms["grpo"][0] / "config.json", str(arms["grpo"][0]))["group_size"]
         shares = lucky_share(fresh_groups(early), K)
         axes[1][column].bar(list(shares), [lucky / total for lucky, total in shares.values()])
         axes[1][column].set(
