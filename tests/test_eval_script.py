@@ -18,7 +18,7 @@ from nano_exgrpo.evaluation.generations import read_generations
 from nano_exgrpo.evaluation.statistics import paired_difference, wilson
 from nano_exgrpo.infra.checkpoint import save_model
 from nano_exgrpo.infra.loading import load_policy
-from nano_exgrpo.infra.session import load_data
+from nano_exgrpo.infra.prepare import load_data
 
 
 def _make_run(folder, seed=0):
