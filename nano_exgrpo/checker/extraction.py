@@ -35,7 +35,7 @@ _SENTENCE_END = re.compile(r"\.(?: |$)|, (?=[a-zA-Z])|; | (?:because|since|so) "
 _MATH = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _MORE_MATH = re.compile(r" ?(?:,|and|or|, and) ?(?:\$|\\\()")
 _FONT = re.compile(r"\\(?:text|math|rm|bf|boxed|fbox)[a-z]*|[{$*_]")
-_SPACE = re.compile(r"(?:[\s}]|\\(?:[ ,;:!]|q?quad\b))+")
+_SPACE = re.compile(r"[\s}]|\\(?:[ ,;:!]|q?quad\b)")
 _LETTER = re.compile(
     r"(?i:the )?(?i:final |correct |right |best )?(?i:(?:answer|option|choice)\b(?: is)? ?:? ?)?"
     r"(?i:option |choice |letter )?"
