@@ -246,7 +246,7 @@ def explain(gold: str, response: str) -> str:
     from nano_exgrpo.checker.verdict import compare
 
     def tokens(text: str) -> str:
-        return " ".join(token.text for token in tokenize(text[:MAX_CHARS]))
+        return " ".join(token.text for token in tokenize(text[:MAX_CHARS])[:-1])
 
     stages = {"tokens": tokens, "tree": lambda text: drawn(parse(text)), "in sympy": parse_latex}
     answer = extract_answer(response)
