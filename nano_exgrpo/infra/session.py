@@ -21,24 +21,24 @@ from nano_exgrpo.infra import distributed
 from nano_exgrpo.infra.checkpoint import load_state, save_checkpoint, save_model, set_random_state
 from nano_exgrpo.infra.curves import plot_curves
 from nano_exgrpo.infra.files import append_lines
-from nano_exgrpo.infra.lora import adapter_state, add_lora, load_adapter, require_peft
+from nano_exgrpo.infra.loading import load_policy, resolve_device, resolve_model_name
 from nano_exgrpo.infra.memory import warms_up
 from nano_exgrpo.infra.metrics import eval_metrics, summary
-from nano_exgrpo.infra.precision import make_optimizer, own_part, resolve_dtypes
+from nano_exgrpo.infra.precision import (
+    adapter_state,
+    add_lora,
+    load_adapter,
+    make_optimizer,
+    own_part,
+    resolve_dtypes,
+)
 from nano_exgrpo.infra.run_folder import claim_run, open_run, reopen_run
 from nano_exgrpo.infra.stop import StopRequest
-from nano_exgrpo.policy import (
-    Policy,
-    enable_gradient_checkpointing,
-    encode_questions,
-    load_policy,
-    resolve_device,
-    resolve_model_name,
-)
+from nano_exgrpo.policy import Policy, enable_gradient_checkpointing, encode_questions
 from nano_exgrpo.questions import Question, QuestionSampler, load_questions, mislabel, questions_digest, split_held_out
 from nano_exgrpo.replay import ReplayBuffer
-from nano_exgrpo.reward import reward_of
-from nano_exgrpo.trajectory import Trajectory
+from nano_exgrpo.reward import grade, reward_of
+from nano_exgrpo.trajectory import RIGHT, Trajectory
 from nano_exgrpo.warmup import encode_demonstrations, fitting_demonstrations, read_demonstrations, warm_up
 
 EVAL_TEMPERATURE = 0.6  # of the held-out questions, as in the paper
@@ -80,7 +80,12 @@ class State:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises whatever comes of a state that is not this run's."""
         own_part(self.optimizer).load_state_dict(state["optimizer"])
+        for parameter, moments in own_part(self.optimizer).state.items():
+            for moment in moments.values():
+                if torch.is_tensor(moment) and moment.dim() and moment.shape != parameter.shape:
+                    raise ValueError("the optimiser's state is of other weights")  # torch takes it without a word
         load_adapter(self.policy.model, state["adapter"])
         self.sampler.load_state_dict(state["sampler"])
         self.buffer.load_state_dict(state["buffer"], {question.id: question for question in self.questions})
@@ -169,12 +174,6 @@ def prepare(config: TrainConfig, run: Run) -> State:
     torch.manual_seed(config.seed)
     checkpoint, saved = load_state(run.folder, config.steps) if run.resumed else (None, {})
     train_questions, held_out = load_data(config)
-    digest = questions_digest(train_questions + held_out)
-    if saved and saved["questions"] != digest:  # ids may be line numbers, and the buffer goes by ids
-        data = config.data or "the toy"
-        raise InputError(
-            f"the questions of {data} are not those that run {run.folder} was trained on; put them back, or start a new run"
-        )
     demonstrations = read_demonstrations(config.warmup_data) if warms_up(config) and not run.resumed else []
     settings: dict[str, Any] = dict(
         temperature=config.temperature,
@@ -198,6 +197,13 @@ def prepare(config: TrainConfig, run: Run) -> State:
     train_questions = encode_fitting(policy, train_questions, config)
     held_out = encode_fitting(policy, held_out, config)
     check_counts(config, len(train_questions), len(held_out))
+    warn_of_unreadable(train_questions)
+    digest = questions_digest(train_questions + held_out)
+    if saved and saved["questions"] != digest:  # ids may be line numbers, and the buffer goes by ids
+        raise InputError(
+            f"the questions of {config.data or 'the toy'}, or the prompts that the chat template makes of them, are not "
+            f"those that run {run.folder} was trained on; put them back, or start a new run"
+        )
     if demonstrations:
         follow_demonstrations(policy, demonstrations, config, run.stop)
 
@@ -214,7 +220,13 @@ def prepare(config: TrainConfig, run: Run) -> State:
         reward_of,
     )
     if saved:
-        state.load_state_dict(saved)
+        try:
+            state.load_state_dict(saved)
+        except Exception as error:  # each kind of damage raises its own kind
+            raise InputError(
+                f"checkpoint {checkpoint} does not fit this run ({type(error).__name__}: {str(error)[:120]}); delete that "
+                f"folder to resume from the one before"
+            ) from None
     else:
         torch.manual_seed(seed)  # the same rollouts whether the warmed-up policy was made or read from its cache
     return state
@@ -224,8 +236,6 @@ def check_early(config: TrainConfig) -> None:
     """What would fail late, before anything costly is done. Raises InputError."""
     resolve_device(config.device)
     distributed.share_of(config.questions_per_step, "--questions-per-step")
-    if config.lora_rank:
-        require_peft()
     if config.model != "toy" and not config.resume:
         resolve_model_name(config.model)
     if warms_up(config) and not config.warmup_data:
@@ -267,6 +277,17 @@ def encode_fitting(policy: Policy, questions: Sequence[Question], config: TrainC
     if len(fitting) < len(encoded):
         print(f"skipped {len(encoded) - len(fitting)} of {len(encoded)} questions: prompts longer than {room} tokens")
     return fitting
+
+
+def warn_of_unreadable(questions: Sequence[Question]) -> None:
+    """Say how many golds are never rewarded, because even the gold itself, boxed, is not right."""
+    free = [q for q in questions if not q.letters]
+    unreadable = [q for q in free if grade(f"\\boxed{{{q.answer}}}", q.answer)[1] != RIGHT]
+    if unreadable:
+        example = f"{unreadable[0].id}: {unreadable[0].answer[:60]!r}"
+        print(
+            f"{len(unreadable)} of {len(free)} golds cannot be read by the checker and are never rewarded ({example})"
+        )
 
 
 def check_counts(config: TrainConfig, training: int, held_out: int) -> None:
@@ -326,7 +347,8 @@ def warmed_up_toy(config: TrainConfig, held_out: Sequence[Question], device: tor
                 seed=config.seed,
                 on_step=on_step,
             )
-    save_model(policy, cache)
+    if distributed.is_main() and not cache.exists():
+        save_model(policy, cache)
     return policy
 
 
