@@ -48,19 +48,35 @@ SIZES = {
 SMALL = {name: size for size, names in SIZES.items() for name in names.split()}
 # What else a family needs in order to be built.
 MORE: dict[str, dict[str, Any]] = {
-    "gptj": {"rotary_dim": 4}, "codegen": {"rotary_dim": 4},
+    "gptj": {"rotary_dim": 4},
+    "codegen": {"rotary_dim": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 8},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "mamba2": {"num_heads": 4, "head_dim": 8, "n_groups": 1},
-    "phi3": {"rope_parameters": {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.0],
-             "long_factor": [2.0, 3.0]}, "original_max_position_embeddings": CONTEXT, "max_position_embeddings": 128},
-    **{name: {"num_key_value_heads": 4, "head_dim": "absent"} for name in
-       "axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa kimi_linear longcat_flash "
-       "minicpm3 sarvam_mla youtu".split()},
+    "phi3": {
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0, 1.0],
+            "long_factor": [2.0, 3.0],
+        },
+        "original_max_position_embeddings": CONTEXT,
+        "max_position_embeddings": 128,
+    },
+    **{
+        name: {"num_key_value_heads": 4, "head_dim": "absent"}
+        for name in "axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa kimi_linear longcat_flash "
+        "minicpm3 sarvam_mla youtu".split()
+    },
     "dory": {"sliding_window": CONTEXT, "n_input_layers": 0, "n_output_layers": 0},
-    "nemotron_h": {"layers_block_type": ["linear_attention", "full_attention"], "ssm_state_size": 4, "n_groups": 1,
-                   "chunk_size": 8, "mamba_head_dim": 8},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "full_attention"],
+        "ssm_state_size": 4,
+        "n_groups": 1,
+        "chunk_size": 8,
+        "mamba_head_dim": 8,
+    },
     "zaya": {"num_experts_per_tok": 1},
     "xlm": {"causal": True},
     "bloom": {"seq_length": CONTEXT},
