@@ -5,6 +5,7 @@ r"""What a study's finished runs say: curves at equal cost, paired differences, 
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections import Counter
@@ -17,7 +18,6 @@ from typing import Any
 import numpy
 
 from nano_exgrpo.errors import InputError
-from nano_exgrpo.evaluation.plots import line_with_band, picture, pyplot
 from nano_exgrpo.evaluation.statistics import Difference, Interval, mean_interval, paired_seeds
 from nano_exgrpo.infra.files import read_json, read_rows, write_whole
 
@@ -111,6 +111,29 @@ def gain(difference: Difference) -> str:
     return f"{d.value:+.3f}{ends} ({difference.wins}:{difference.losses})"
 
 
+def pyplot() -> Any:
+    """matplotlib's pyplot without a screen. Raises InputError where it is not installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise InputError("pictures need matplotlib (pip install matplotlib)") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def picture(figure: Any, format: str) -> bytes:
+    """The content of a PNG or SVG file. Closes the figure."""
+    file = io.BytesIO()
+    about = (
+        dict.fromkeys(("Creator", "Date", "Format", "Type")) if format == "svg" else None
+    )  # the same file every time
+    figure.savefig(file, dpi=110, format=format, transparent=format == "svg", metadata=about)
+    pyplot().close(figure)
+    return file.getvalue()
+
+
 def plot_study(curves: Curves, target: Path) -> None:
     """A panel for each setting: mean held-out accuracy of each arm over fresh rollouts, with its 95 % interval."""
     rows = math.ceil(len(curves) / 4)
@@ -123,9 +146,10 @@ def plot_study(curves: Curves, target: Path) -> None:
         for number, (arm, own) in enumerate(arms.items()):
             x = [fmean(values) for values in zip(*(c.rollouts for c in own))]
             intervals = [mean_interval(values) for values in zip(*(c.accuracy for c in own))]
-            banded = len(own) > 1 and len(arms) <= 4
-            bands = [(i.value, i.low, i.high) if banded else (i.value,) * 3 for i in intervals]
-            line_with_band(axis, x, bands, label=arm, linestyle="-" if number < 10 else "--")
+            (line,) = axis.plot(x, [i.value for i in intervals], label=arm, linestyle="-" if number < 10 else "--")
+            if len(own) > 1 and len(arms) <= 4:
+                low, high = [i.low for i in intervals], [i.high for i in intervals]
+                axis.fill_between(x, low, high, alpha=0.2, color=line.get_color(), linewidth=0)
         axis.set_title(setting, fontsize=10)
         axis.set_ylim(0, 1)
         axis.grid(alpha=0.3)
@@ -216,7 +240,7 @@ def report_samples(runs: Mapping[str, Mapping[str, Sequence[Path]]], target: Pat
         middle.set(
             title="share of lucky guesses among the successes", xlabel="successes of the group, of K", ylim=(0, 1)
         )
-        draw_buffer(below, read_rows(arms["exgrpo"][0] / "metrics.jsonl")[1:], K)
+        draw_buffer(below, read_rows(arms["exgrpo"][0] / "metrics.jsonl"))
         for axis in (top, below):
             axis.legend(fontsize=7)
         samples = (row for run in arms["exgrpo"] for row in read_rows(run / "samples.jsonl"))
@@ -237,10 +261,13 @@ def entropy_cells(entropies: Mapping[str, Sequence[float]]) -> list[str]:
     return [numbers, means, *(f"{separation(low, high):.2f}" if low and high else "none" for low, high in pairs)]
 
 
-def draw_buffer(axis: Any, rows: Sequence[dict[str, Any]], group_size: int) -> None:
-    """Questions in the buffer by their latest number of successes k, stacked, and the retired ones, over steps."""
-    steps, ks = [row["step"] for row in rows], range(1, group_size)
-    counts = [[row["buffer/buckets"].get(str(k), 0) for row in rows] for k in ks]
-    axis.stackplot(steps, counts, labels=[f"k = {k}" for k in ks], cmap="viridis")
+def draw_buffer(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """Questions in the buffer by the successes k of their latest group, stacked, and the retired ones, over steps."""
+    rows = [row for row in rows if "buffer/buckets" in row]  # not the first, before training
+    steps, ks = [row["step"] for row in rows], sorted({int(k) for row in rows for k in row["buffer/buckets"]})
+    if ks:
+        counts = [[row["buffer/buckets"].get(str(k), 0) for row in rows] for k in ks]
+        colours = pyplot().get_cmap("viridis")(numpy.linspace(0, 1, len(ks)))
+        axis.stackplot(steps, counts, labels=[f"k = {k}" for k in ks], colors=colours)
     axis.plot(steps, [row["buffer/retired"] for row in rows], "k--", label="retired")
-    axis.set(title="questions in the buffer, by bucket (first seed)", xlabel="step")
+    axis.set(title="questions in the buffer, by bucket (first run)", xlabel="step")
