@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import platform
 import random
 import sys
@@ -32,7 +31,7 @@ import transformers
 from tqdm import tqdm
 from transformers import AutoConfig
 
-from nano_exgrpo.config import EvalConfig, Parser, TrainConfig, add_arguments, require_types
+from nano_exgrpo.config import CommandLine, TrainConfig, recorded_config
 from nano_exgrpo.errors import InputError
 from nano_exgrpo.evaluation.benchmarks import BENCHMARKS, GROUPS, PLAIN, benchmark_names, load_benchmark
 from nano_exgrpo.evaluation.evaluate import figures_table, generate_batches, plan_batches, summarise, table
@@ -47,12 +46,13 @@ from nano_exgrpo.evaluation.generations import (
     weights_digest,
     write_generations,
 )
+from nano_exgrpo.evaluation.settings import EvalConfig
 from nano_exgrpo.evaluation.statistics import average, paired_difference
 from nano_exgrpo.infra.checkpoint import list_checkpoints
+from nano_exgrpo.infra.files import append_lines, write_text
 from nano_exgrpo.infra.precision import resolve_dtypes
-from nano_exgrpo.infra.run_folder import append_lines, write_text
 from nano_exgrpo.infra.session import load_data
-from nano_exgrpo.policy import Policy, encode_prompt, load_policy, resolve_device, resolve_model_name
+from nano_exgrpo.policy import Policy, encode_questions, load_policy, resolve_device, resolve_model_name
 from nano_exgrpo.questions import Question, questions_digest
 
 
@@ -110,9 +110,14 @@ def load(config: EvalConfig, subject: Subject) -> Policy:
     if config.threads:
         torch.set_num_threads(config.threads)
     weights, autocast = find_dtypes(config, subject, device)
-    policy = load_policy(subject.weights, device=device, dtype=weights)
-    policy.autocast, policy.sampler = autocast, config.sampler
-    return policy
+    return load_policy(
+        subject.weights,
+        device=device,
+        dtype=weights,
+        autocast=autocast,
+        sampler=config.sampler,
+        temperature=config.temperature,
+    )
 
 
 def find_dtypes(config: EvalConfig, subject: Subject, device: torch.device) -> tuple[torch.dtype, torch.dtype | None]:
@@ -144,17 +149,17 @@ def generate(
     policy: Policy, task: Task, config: EvalConfig, folder: Path, generations: dict[tuple[str, str, int], Generation]
 ) -> None:
     """Generate and grade what `generations` lacks of a task, adding to it and to generations.jsonl batch by batch."""
-    asked = [(q.id, encode_prompt(policy, q.prompt, config.system_prompt)) for q in task.questions]
+    asked = encode_questions(policy, task.questions, config.system_prompt)
     plan = plan_batches(
-        policy, [ids for _, ids in asked], task.samples,
+        policy, [q.prompt_ids for q in asked], task.samples,
         max_new_tokens=config.max_new_tokens, token_budget=config.batch_tokens,
     )  # fmt: skip
-    room = policy.context - max(len(ids) for _, ids in asked)
+    room = policy.context - max(len(q.prompt_ids) for q in asked)
     if room < config.max_new_tokens:
         print(f"{task.name}: the longest prompt leaves {room} of {config.max_new_tokens} new tokens in the context")
 
     def keys(batch: Sequence[tuple[int, int]]) -> list[tuple[str, str, int]]:
-        return [(task.name, asked[question][0], sample) for question, sample in batch]
+        return [(task.name, asked[question].id, sample) for question, sample in batch]
 
     # A batch cut short by an interruption is generated anew and whole, or its responses would differ from those of
     # an evaluation that was not interrupted.
@@ -169,7 +174,7 @@ def generate(
     total = len(task.questions) * task.samples
     with tqdm(desc=task.name, total=total, initial=len(done), unit=" responses") as progress:
         for rows, trajectories in generate_batches(
-            policy, asked, pending, temperature=config.temperature, top_p=config.top_p,
+            policy, asked, pending, top_p=config.top_p,
             max_new_tokens=config.max_new_tokens, seed=config.seed,
         ):  # fmt: skip
             fresh = [
@@ -240,9 +245,7 @@ def run_settings(folder: Path) -> TrainConfig | None:
         return None
     if not isinstance(settings, dict) or "algo" not in settings:
         return None
-    require_types(settings, str(folder))
-    known = {field.name for field in dataclasses.fields(TrainConfig)}
-    return TrainConfig(**{name: value for name, value in settings.items() if name in known})
+    return recorded_config(folder)
 
 
 def with_run_defaults(config: EvalConfig, given: set[str], subject: Subject) -> EvalConfig:
@@ -460,27 +463,14 @@ def show(config: EvalConfig) -> None:
 
 def parse(argv: list[str] | None) -> tuple[EvalConfig, set[str], list[str] | None]:
     """(settings, names of those given as flags, the two sides of --compare). Raises InputError."""
-    parser = Parser("eval.py", description="Evaluate a language model on benchmarks.", allow_abbrev=False)
-    add_arguments(parser, EvalConfig)
+    parser = CommandLine("eval.py", "Evaluate a language model on benchmarks.")
+    parser.add_settings(EvalConfig, {})
     parser.add_argument(
         "--compare", nargs=2, metavar=("A", "B"), help="runs, models or folders of generations: is B better than A?"
     )
     given = vars(parser.parse_args(argv))
     sides = given.pop("compare")
     config = EvalConfig(**given)
-    for name, least in (
-        ("limit", 0),
-        ("samples", 0),
-        ("temperature", 0),
-        ("max_new_tokens", 1),
-        ("batch_tokens", 1),
-        ("threads", 0),
-    ):
-        value = getattr(config, name)
-        if value < least or not math.isfinite(value):
-            raise InputError(f"--{name.replace('_', '-')} must be at least {least} and finite, got {value}")
-    if not 0 < config.top_p <= 1:
-        raise InputError(f"--top-p must be above 0 and at most 1, got {config.top_p}")
     if not all(k.strip().isdigit() and int(k) > 0 for k in config.k.split(",")) and config.k:
         raise InputError(f"--k must be whole numbers separated by commas, got {config.k}")
     if sides and (config.model or config.out):

@@ -27,13 +27,13 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from nano_exgrpo.config import Parser, TrainConfig, add_arguments, resolve, to_dict
+from nano_exgrpo.config import CommandLine, TrainConfig, resolve
 from nano_exgrpo.errors import InputError
 from nano_exgrpo.evaluation.study_report import plot_study, read_curve, report_samples, study_table
 from nano_exgrpo.infra.files import read_json, read_rows, write_text
@@ -132,7 +132,7 @@ def is_finished(config: TrainConfig) -> bool:
         defaults = {setting.name: setting.default for setting in fields(TrainConfig)}
         recorded = {**defaults, **read_json(Path(config.run) / "config.json", "run"), "overwrite": False}
         steps = [row.get("step") for row in read_rows(Path(config.run) / "metrics.jsonl")]
-        return recorded == {**to_dict(config), "overwrite": False} and steps[-1:] == [config.steps]
+        return recorded == {**asdict(config), "overwrite": False} and steps[-1:] == [config.steps]
     return False
 
 
@@ -183,8 +183,8 @@ def parse_changes(texts: Sequence[str]) -> Changes:
         if not separator or name in ("run", "seed", "resume", "overwrite"):
             raise InputError(f"--set {text}: give NAME=VALUE with a setting of train.py that is not the study's own")
         flags.append({"true": f"--{name}", "false": f"--no-{name}"}.get(value.lower(), f"--{name}={value}"))
-    parser = Parser("train.py", allow_abbrev=False)
-    add_arguments(parser, TrainConfig)
+    parser = CommandLine("train.py", "")
+    parser.add_settings(TrainConfig, {})
     return vars(parser.parse_args(flags))
 
 
@@ -218,7 +218,8 @@ def run_study(options: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = Parser("study.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandLine("study.py", __doc__)
+    parser.usage, parser.formatter_class = None, argparse.RawDescriptionHelpFormatter
     parser.add_argument("study", choices=STUDIES)
     parser.add_argument("--seeds", type=int, default=8, help="number of seeds (default 8)")
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them (default 0)")

@@ -62,8 +62,9 @@ from nano_exgrpo.infra.precision import make_optimizer
 from nano_exgrpo.loss import group_advantages
 from nano_exgrpo.policy import Policy, compile_layers, make_policy
 from nano_exgrpo.questions import sum_questions
-from nano_exgrpo.rollout import Trajectory, rollout, sampling_config
+from nano_exgrpo.rollout import rollout, sampling_config
 from nano_exgrpo.sampling_loop import for_generation, pad_left
+from nano_exgrpo.trajectory import Trajectory
 from nano_exgrpo.update import update_policy
 from nano_exgrpo.warmup import warm_up
 

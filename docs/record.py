@@ -23,7 +23,11 @@ import torch  # noqa: E402
 
 from nano_exgrpo.evaluation.html_report import group_samples  # noqa: E402
 from nano_exgrpo.evaluation.study_report import KINDS, kind, separation  # noqa: E402
-from nano_exgrpo.infra.run_folder import read_config, read_lines, write_text  # noqa: E402
+from nano_exgrpo.infra.files import (
+    read_json,  # noqa: E402
+    write_text,  # noqa: E402
+)
+from nano_exgrpo.infra.run_folder import read_lines  # noqa: E402
 from nano_exgrpo.logprobs import token_logprobs  # noqa: E402
 from nano_exgrpo.policy import Policy, end_of_turn, load_policy  # noqa: E402
 from nano_exgrpo.questions import InputError  # noqa: E402
@@ -125,7 +129,7 @@ def luck_of_a_random_choice(samples: Iterable[Row], started: int) -> float:
 
 def record(run: Path) -> Row:
     """What docs/run.json holds. Raises InputError: not a run, samples not all logged, nothing to show in it."""
-    config = read_config(run)
+    config = read_json(run / "config.json", str(run))
     if config.get("log_samples") != -1:
         raise InputError(f"{run} did not log every sample; train with --log-samples -1")
     rows, samples = read_lines(run / "metrics.jsonl"), read_lines(run / "samples.jsonl")

@@ -1,28 +1,29 @@
-r"""The policy π_θ: a causal language model, its prompts, and the log-probabilities that the loss needs.
+r"""The policy π_θ: a causal language model at a temperature, its prompts, and the scores that the method needs.
 
-Policy-gradient methods ask two things of a language model: samples (see `rollout.py`) and, for a given
-response o to a prompt q, the log-probability of each of its tokens,
+Policy-gradient methods ask two things of a language model. One is samples (`rollout.py`). The other is, for a given
+response o to a prompt q, the log-probability of each of its tokens:
 
-    log π_θ(o_t | q, o_<t)  =  log_softmax(logits_t / temperature)[o_t].
+    log π_θ(o_t | q, o_<t)  =  log_softmax(logits_t / temperature)[o_t]
 
-The second is where small GPUs run out of memory: Qwen2.5 has V = 151,936 tokens, so the logits of every
-1,024 tokens fill 0.62 GB in fp32, several times over once softmax and gradients exist. `token_logprobs`
-never holds them: it takes the last hidden states, projects a few tokens at a time, and lets the backward
-pass project them again. What fits one chunk is kept and not projected twice.
+The temperature is a part of π_θ: the distribution that is trained must be the one that was sampled from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from nano_exgrpo.errors import InputError
+from nano_exgrpo.logprobs import CHUNK_BYTES, ProjectedLogprobs, response_mask, token_batches
+from nano_exgrpo.questions import Question
+from nano_exgrpo.trajectory import Trajectory
 
 # The paper's five backbones under their short names.
 HUB_IDS = {
@@ -36,17 +37,26 @@ HUB_IDS = {
 PLAIN_TEMPLATE = "{system}\n\nQuestion: {prompt}\nAnswer:"  # for tokenizers without a chat template
 
 
-@dataclass
+class Scores(NamedTuple):
+    """Of B trajectories, the longest of T tokens: log π_θ [B, T] in nats, entropies [B, T] in nats (None unless asked for),
+    mask [B, T], true on response tokens. fp32 (fp64 for an fp64 model), zero outside the mask."""
+
+    logprobs: Tensor
+    entropies: Tensor | None
+    mask: Tensor
+
+
+@dataclass(frozen=True)
 class Policy:
     """A model with what it takes to talk to it.
 
-    model: a HF causal LM, or any module with its interface (see `token_logprobs`).
-    tokenizer: the model's tokenizer.
+    model: a HF causal LM, or any module with its interface. tokenizer: the model's tokenizer.
     stop_ids: token ids that end a response. pad_id: fills ragged batches; never read, only masked.
     context: most tokens, prompt and response together, that the model can attend to.
+    temperature: of π_θ; 0 samples greedily and cannot be scored.
     autocast: dtype of matrix products where the weights are kept in fp32; None computes in the weights' own.
-    sampler: how it generates, "generate" (HF's) or "loop" (`decode.py`): the same distribution, another speed.
-    compiled: whether the layers are compiled for training (`compile_layers`).
+    sampler: how it generates, "generate" (HF's) or "loop" (`sampling_loop.py`): the same distribution, another speed.
+    token_budget: tokens, padding included, in one forward and backward. chunk_bytes: see `logprobs.py`.
     """
 
     model: Any
@@ -54,17 +64,59 @@ class Policy:
     stop_ids: tuple[int, ...]
     pad_id: int
     context: int
+    temperature: float = 1.0
     autocast: torch.dtype | None = None
     sampler: str = "generate"
-    compiled: bool = False
+    token_budget: int = 16_384
+    chunk_bytes: int = CHUNK_BYTES
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
+    def at(self, temperature: float) -> Policy:
+        """The same weights at another temperature."""
+        return replace(self, temperature=temperature)
+
     def precision(self) -> AbstractContextManager[Any]:
         """The context of every forward pass, in rollouts and in training alike: π_θ is what it computes."""
         return torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
+
+    def batches(self, trajectories: Sequence[Trajectory]) -> list[list[int]]:
+        """Indices of trajectories of like length that fit one forward pass; see `token_batches`."""
+        return token_batches([t.length for t in trajectories], self.token_budget)
+
+    def score(self, trajectories: Sequence[Trajectory], *, with_entropy: bool = True) -> Scores:
+        """log π_θ of every response token, and the entropy of the distribution that it was drawn from.
+
+        Gradients flow through both. All trajectories are one batch: `batches` cuts them."""
+        device = self.device
+        sequences = [torch.cat([t.prompt_ids, t.response_ids]) for t in trajectories]
+        ids = pad_sequence(sequences, batch_first=True, padding_value=self.pad_id)  # [B, S]
+        mask = response_mask([t.response_ids for t in trajectories])  # [B, T]
+
+        # Padding stands on the right, where causal attention never looks. So positions are 0, 1, 2, … and no mask is
+        # passed, which lets attention take its fastest path.
+        with self.precision():
+            hidden = self.model.base_model(input_ids=ids.to(device), use_cache=False).last_hidden_state  # [B, S, H]
+
+        # The token at position p is predicted by the hidden state at p − 1.
+        rows, steps = mask.nonzero(as_tuple=True)  # [N], [N]: the N real response tokens
+        positions = torch.tensor([len(t.prompt_ids) for t in trajectories])[rows] + steps  # [N]
+        targets = ids[rows, positions].to(device)  # [N]
+        hidden = hidden[rows.to(device), (positions - 1).to(device)]  # [N, H]
+
+        projection = self.model.get_output_embeddings()
+        chunk = max(1, self.chunk_bytes // (4 * projection.weight.shape[0]))
+        with self.precision():
+            logprob, entropy = ProjectedLogprobs.apply(
+                hidden, projection.weight, projection, targets, self.temperature, chunk, with_entropy
+            )  # [N] each
+
+        def unpack(flat: Tensor) -> Tensor:
+            return flat.new_zeros(mask.shape).index_put((rows.to(device), steps.to(device)), flat)  # [B, T]
+
+        return Scores(unpack(logprob), unpack(entropy) if with_entropy else None, mask.to(device))
 
 
 # ------------------------------------------------------------------------------------- loading
@@ -115,8 +167,8 @@ def without_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def load_policy(name: str, *, device: torch.device, dtype: torch.dtype = torch.float32) -> Policy:
-    """Load model and tokenizer from a folder or the hub.
+def load_policy(name: str, *, device: torch.device, dtype: torch.dtype = torch.float32, **settings: Any) -> Policy:
+    """Load model and tokenizer from a folder or the hub. settings: fields of `Policy`, such as temperature.
 
     Raises InputError: unknown name, hub unreachable, folder without model or tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -137,11 +189,11 @@ def load_policy(name: str, *, device: torch.device, dtype: torch.dtype = torch.f
         reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
         place = "from that folder" if local else "from the hub (check the name, the network, and its licence terms)"
         raise InputError(f"model {source} could not be loaded {place}: {reason}") from None
-    return make_policy(model.to(device), tokenizer)
+    return make_policy(model.to(device), tokenizer, **settings)
 
 
-def make_policy(model: Any, tokenizer: Any) -> Policy:
-    """Wrap a loaded model. Raises InputError if its logits are more than a projection of its hidden states."""
+def make_policy(model: Any, tokenizer: Any, **settings: Any) -> Policy:
+    """Wrap a loaded model. settings: fields of `Policy`. Raises InputError if its logits are more than a projection of its hidden states."""
     model.eval()  # dropout would make π_θ a different policy at every call
     stop_ids = find_stop_ids(model, tokenizer)
     if not stop_ids:
@@ -149,7 +201,7 @@ def make_policy(model: Any, tokenizer: Any) -> Policy:
             "neither tokenizer nor generation_config names an end-of-sequence token; set tokenizer.eos_token"
         )
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stop_ids[0]
-    policy = Policy(model, tokenizer, stop_ids, pad_id, context_of(model.config))
+    policy = Policy(model, tokenizer, stop_ids, pad_id, context_of(model.config), **settings)
     _check_projection(policy)
     return policy
 
@@ -168,14 +220,6 @@ def enable_gradient_checkpointing(model: Any) -> None:
     enable({"use_reentrant": False})
     for layer in transformer_layers(model, "--gradient-checkpointing"):
         layer.training = True
-
-
-def compile_layers(policy: Policy) -> None:
-    """torch.compile each layer: between matrix products, a layer's elementwise work becomes one kernel in place of ten.
-    The first updates take a minute more; tokens are generated uncompiled. Raises InputError where a model cannot."""
-    for layer in transformer_layers(policy.model, "--compile"):
-        layer.compile(dynamic=True)
-    policy.compiled = True
 
 
 def transformer_layers(model: Any, option: str) -> list[Any]:
@@ -253,3 +297,8 @@ def encode_prompt(policy: Policy, prompt: str, system_prompt: str) -> Tensor:
         if ids and ids[-1] in policy.stop_ids:
             ids = ids[:-1]  # some tokenizers close every text with EOS, which would end the response unsaid
     return torch.tensor(ids, dtype=torch.long)
+
+
+def encode_questions(policy: Policy, questions: Sequence[Question], system_prompt: str) -> list[Question]:
+    """The same questions with their prompts as token ids."""
+    return [replace(q, prompt_ids=encode_prompt(policy, q.prompt, system_prompt)) for q in questions]

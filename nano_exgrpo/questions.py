@@ -13,9 +13,11 @@ import os
 import random
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from nano_exgrpo.checker import extract_answer
 from nano_exgrpo.errors import InputError
@@ -33,6 +35,7 @@ class Question:
     answer: the final answer only, as plain text or LaTeX; for multiple choice the letter.
     choices: the options of a multiple-choice question in the order of their letters, else empty.
     source: the data set's name.
+    prompt_ids [P]: the prompt as the policy reads it, once it is encoded (`policy.encode_questions`).
     """
 
     id: str
@@ -40,42 +43,12 @@ class Question:
     answer: str
     choices: tuple[str, ...] = ()
     source: str = ""
+    prompt_ids: Tensor | None = field(default=None, compare=False, repr=False)
 
     @property
     def letters(self) -> str:
         """Those of the options; empty for a free answer."""
         return LETTERS[: len(self.choices)]
-
-
-# --------------------------------------------------------------------------------------- toy sums
-
-
-def possible_sums(terms: tuple[int, int], largest: int) -> int:
-    """How many different sums of `terms` (fewest, most) numbers from 1..largest there are, order counted."""
-    return sum(largest**n for n in range(terms[0], terms[1] + 1))
-
-
-def sum_questions(count: int, *, seed: int, terms: tuple[int, int] = (2, 5), largest: int = 9) -> list[Question]:
-    """`count` different sums such as "3 + 8 + 5", the toy's task.
-
-    terms: fewest and most terms of a sum, both included; largest: every term lies in 1..largest.
-    Raises InputError when there are not that many different sums.
-    """
-    least, most = terms
-    possible = possible_sums(terms, largest)
-    if not 1 <= least <= most or largest < 1:
-        raise InputError(f"toy sums need 1 <= fewest terms <= most terms and numbers from 1 up, got {terms}, {largest}")
-    if count > possible:
-        raise InputError(f"there are only {possible} different sums of {least} to {most} terms, asked for {count}")
-    rng = random.Random(seed)
-    seen: dict[tuple[int, ...], None] = {}
-    while len(seen) < count:
-        length = rng.randint(least, most)
-        numbers = tuple(rng.randint(1, largest) for _ in range(length))
-        if least < most and largest**length < count and rng.random() < 0.5:
-            continue  # short sums run out early: do not keep drawing them
-        seen.setdefault(numbers)
-    return [Question("sum-" + "-".join(map(str, n)), " + ".join(map(str, n)), str(sum(n)), source="sums") for n in seen]
 
 
 # --------------------------------------------------------------------------- rows of a file or of the hub
@@ -110,17 +83,15 @@ class Layout:
 IDS = ("id", "unique_id", "question_id", "Record ID")  # where rows name themselves
 
 
-def load_questions(
-    source: str, *, question_field: str = "question", answer_field: str = "answer", split: str = "train"
-) -> list[Question]:
+def load_questions(source: str, *, question_field: str = "question", answer_field: str = "answer") -> list[Question]:
     """Questions to train on, from a JSONL file or from a data set of the Hugging Face hub (needs `datasets`).
 
-    source: a file, or a hub id with an optional configuration after a colon ("openai/gsm8k:main"). split: of the hub's.
+    source: a file, or a hub id with an optional configuration and split after colons ("openai/gsm8k:main:test").
     Raises InputError: file missing or malformed (with its line), a field missing, no rows, hub unreachable.
     """
     layout = Layout(question_field, answer_field)
     try:
-        return read_questions(source, (layout,), split=split, name=Path(source).stem)
+        return read_questions(source, (layout,), split="train", name=Path(source).stem)
     except MissingField as error:
         raise InputError(f"{error}; name the right ones with --question-field and --answer-field") from None
 
@@ -145,16 +116,17 @@ def read_questions(source: str, layouts: Sequence[Layout], *, split: str, name: 
     return questions
 
 
-HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?(:[\w.-]+)?")
+HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?(:[\w.-]*){0,2}")
 
 
 def read_hub(name: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place, row) for every row of a hub data set "id" or "id:configuration". Raises InputError."""
+    """(place, row) for every row of a hub data set "id", "id:configuration" or "id:configuration:split". Raises InputError."""
     try:
         import datasets
     except ImportError:
         raise InputError(f"data set {name} is on the hub, which needs: pip install datasets") from None
-    hub_id, _, configuration = name.partition(":")
+    hub_id, configuration, own_split = (*name.split(":"), "", "")[:3]
+    split = own_split or split
     try:
         rows = datasets.load_dataset(hub_id, configuration or None, split=split)
     except Exception as error:  # the hub library raises dozens of kinds; its own sentence says which
@@ -340,17 +312,6 @@ def mislabel(questions: list[Question], share: float, *, seed: int) -> list[Ques
             question if wrong is None else replace(question, answer=wrong, source=f"{question.source} mislabelled")
         )
     return noisy
-
-
-def put_out_of_reach(questions: list[Question], share: float, *, seed: int, terms: int, largest: int) -> list[Question]:
-    """The same toy questions, `share` of them replaced by sums of `terms` numbers from 1..largest (source
-    "out of reach"): the many questions of a hard data set from which a weak policy learns nothing yet.
-
-    Raises InputError where there are not so many different sums."""
-    chosen = random.Random(f"reach {seed}").sample(range(len(questions)), round(share * len(questions)))
-    longer = sum_questions(len(chosen), seed=seed, terms=(terms, terms), largest=largest)
-    hard = {i: replace(question, source="out of reach") for i, question in zip(chosen, longer)}
-    return [hard.get(i, question) for i, question in enumerate(questions)]
 
 
 class QuestionSampler:

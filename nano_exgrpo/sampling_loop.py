@@ -8,7 +8,7 @@ leave the batch, and a draw costs one random number, not V.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -20,9 +20,7 @@ SHRINK = 0.75  # finished responses leave the batch, which copies the KV cache, 
 DIVERGED = "the policy's logits are NaN or infinite: training has diverged; lower --lr, or use fp32"
 
 
-def decode(
-    policy: Policy, prompts: list[Tensor], temperature: float, top_p: float, max_new_tokens: int
-) -> list[Tensor]:
+def decode(policy: Policy, prompts: list[Tensor], top_p: float, max_new_tokens: int) -> list[Tensor]:
     """Response ids [max_new_tokens] for each row of prompt ids [P]; what stands after a stop token is padding.
 
     Rows whose prompts are the same tensor share its forward pass. Raises InputError when logits are NaN or infinite."""
@@ -46,7 +44,7 @@ def decode(
         row_of = torch.arange(len(prompts), device=policy.device)  # [B]: the response that a row of the batch writes
         done = torch.zeros_like(row_of, dtype=torch.bool)  # [B]
         for step in range(max_new_tokens):
-            tokens = draw_tokens(logits, temperature, top_p)  # [B]
+            tokens = draw_tokens(logits, policy.temperature, top_p)  # [B]
             responses[row_of, step] = tokens
             done |= torch.isin(tokens, stops)
             left = int((~done).sum())
@@ -111,14 +109,12 @@ def require_finite(values: Tensor) -> None:
 
 @contextmanager
 def for_generation(policy: Policy) -> Iterator[None]:
-    """Pause what serves training only: gradient checkpointing, which would switch the KV cache off and make generation
-    quadratic, and compiled layers, which would be compiled anew for every length of the cache."""
+    """Pause gradient checkpointing, which would switch the KV cache off and make generation quadratic."""
     checkpointed = [m for m in policy.model.modules() if getattr(m, "gradient_checkpointing", False) and m.training]
     for module in checkpointed:
         module.training = False  # see `policy.enable_gradient_checkpointing`
     try:
-        with torch.compiler.set_stance("force_eager") if policy.compiled else nullcontext():
-            yield
+        yield
     finally:
         for module in checkpointed:
             module.training = True

@@ -25,7 +25,7 @@ from nano_exgrpo.infra import distributed
 from nano_exgrpo.config import resolve
 from nano_exgrpo.loss import group_advantages
 from nano_exgrpo.infra.precision import make_optimizer
-from nano_exgrpo.rollout import Trajectory
+from nano_exgrpo.trajectory import Trajectory
 from nano_exgrpo.update import update_policy
 
 out, *cases = sys.argv[1:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import signal
 
 import pytest
@@ -78,6 +79,8 @@ def test_what_cannot_be_written_is_one_sentence(tmp_path, name):
     for write in (lambda path: write_text(path, "x"), lambda path: append_lines(path, [{}])):
         with pytest.raises(Unwritable, match="cannot be written") as error:
             write(tmp_path / name)
+        again = pickle.loads(pickle.dumps(error.value))  # as from a worker of study.py
+        assert str(again) == str(error.value) and again.strerror == error.value.strerror
         assert isinstance(error.value, InputError) and isinstance(error.value, OSError)  # known to both handlers
     assert os.listdir(tmp_path) == ["file"]
 

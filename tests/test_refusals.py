@@ -13,7 +13,7 @@ from conftest import data_file, flags_of, metrics, tiny_config, tiny_toy
 import train
 from nano_exgrpo import update as update_module
 from nano_exgrpo.infra import distributed
-from nano_exgrpo.infra.run_folder import append_lines
+from nano_exgrpo.infra.files import append_lines
 from nano_exgrpo.infra.session import load_data
 from nano_exgrpo.policy import load_policy
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nano_exgrpo.replay import ReplayBuffer
-from nano_exgrpo.rollout import Trajectory
+from nano_exgrpo.trajectory import Trajectory
 
 K = 8
 

@@ -10,12 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 import study
-from nano_exgrpo.config import resolve, to_dict
+from nano_exgrpo.config import resolve
 from nano_exgrpo.errors import InputError
 from nano_exgrpo.evaluation.statistics import paired_seeds
 from nano_exgrpo.evaluation.study_report import (
@@ -30,9 +31,9 @@ from nano_exgrpo.evaluation.study_report import (
 from nano_exgrpo.infra.run_folder import sole_writer
 
 TINY = [
-    "--seeds", "2", "--steps", "3", "--workers", "1", "--set", "toy_hidden=16", "--set", "toy_skill_steps=0", "--set", "toy_layers=1", "--set", "toy_questions=4",
-    "--set", "toy_fewest_terms=2", "--set", "toy_most_terms=3", "--set", "toy_largest=2", "--set", "held_out=8",
-    "--set", "questions_per_step=2", "--set", "warmup_steps=20", "--set", "eval_every=1", "--set", "start_threshold=-1",
+    "--seeds", "2", "--steps", "3", "--workers", "1", "--set", "toy_skill_steps=0", "--set", "toy_questions=4",
+    "--set", "held_out=8", "--set", "questions_per_step=2", "--set", "warmup_steps=20", "--set", "eval_every=1",
+    "--set", "start_threshold=-1",
 ]  # fmt: skip
 
 
@@ -141,7 +142,7 @@ def test_separation_is_the_area_under_the_roc_curve() -> None:
 @pytest.fixture(autouse=True)
 def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each run's own picture takes longer than the tiny run."""
-    monkeypatch.setattr("train.plot_curves", lambda runs, target: True)
+    monkeypatch.setattr("nano_exgrpo.infra.session.plot_curves", lambda runs, target: True)
 
 
 def whole_study(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -219,7 +220,7 @@ def test_a_run_whose_files_were_changed_is_made_again_or_named(tmp_path: Path) -
     run = tmp_path / "run"
     run.mkdir()
     config = resolve({"run": str(run), "steps": 0})
-    for text in ("[" * 100_000, "[]", "{}", json.dumps(to_dict(config))):
+    for text in ("[" * 100_000, "[]", "{}", json.dumps(asdict(config))):
         (run / "config.json").write_text(text)
         for rows in ('{"step": null}\n', '{"step": "one"}\n', "[\n", '{"step": ' + "9" * 5000 + "}\n", ""):
             (run / "metrics.jsonl").write_text(rows)
@@ -295,7 +296,7 @@ def test_the_default_study_is_train_py_as_it_is_and_the_hard_one_its_preset() ->
     def differences(setting: str, name: str, preset: str) -> set[str]:
         ran = study.plan({setting: study.STUDIES[name][setting]}, 0, {}, Path("out"))[1]
         meant = resolve({"preset": preset})
-        return {field for field, value in to_dict(ran).items() if value != getattr(meant, field)}
+        return {field for field, value in asdict(ran).items() if value != getattr(meant, field)}
 
     assert differences("train.py's default", "default", "toy") == {"run"}
     assert differences("hard", "compare", "hard") == {"run", "sampler", "log_samples"}

@@ -27,7 +27,7 @@ from nano_exgrpo.logprobs import token_logprobs
 from nano_exgrpo.policy import encode_prompt, load_policy
 from nano_exgrpo.replay import ReplayBuffer
 from nano_exgrpo.reward import grade
-from nano_exgrpo.rollout import Trajectory
+from nano_exgrpo.trajectory import Trajectory
 
 
 class Script:

@@ -13,7 +13,7 @@ from test_policy import plain
 
 from nano_exgrpo.config import TrainConfig
 from nano_exgrpo.loss import group_advantages
-from nano_exgrpo.rollout import Trajectory
+from nano_exgrpo.trajectory import Trajectory
 from nano_exgrpo.update import update_policy
 
 

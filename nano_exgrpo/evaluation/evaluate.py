@@ -14,7 +14,7 @@ import gc
 import hashlib
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from nano_exgrpo.checker import is_equal
-from nano_exgrpo.errors import InputError
+from nano_exgrpo.errors import InputError, is_out_of_memory
 from nano_exgrpo.evaluation.generations import Generation, by_question
 from nano_exgrpo.evaluation.statistics import (
     Interval,
@@ -33,10 +33,10 @@ from nano_exgrpo.evaluation.statistics import (
     pass_at_k,
 )
 from nano_exgrpo.logprobs import token_batches
-from nano_exgrpo.policy import Policy, encode_prompt
+from nano_exgrpo.policy import Policy
 from nano_exgrpo.questions import Question
-from nano_exgrpo.reward import grade
-from nano_exgrpo.rollout import Trajectory, generate_responses, make_trajectory
+from nano_exgrpo.rollout import generate_responses, make_trajectory
+from nano_exgrpo.trajectory import Trajectory
 
 Row = tuple[int, int]  # (index of the question, number of the sample): one response to generate
 
@@ -61,17 +61,16 @@ def plan_batches(
 
 def generate_batches(
     policy: Policy,
-    asked: Sequence[tuple[str, Tensor]],
+    questions: Sequence[Question],
     batches: Iterable[list[Row]],
     *,
-    temperature: float,
-    top_p: float,
+    top_p: float = 1.0,
     max_new_tokens: int,
     seed: int,
 ) -> Iterator[tuple[list[Row], list[Trajectory]]]:
     """Generate batch after batch, yielding each as soon as it is done.
 
-    asked: (question id, prompt ids [P]) of every question. A batch that runs out of memory is halved, and so is
+    questions: with their prompts encoded. A batch that runs out of memory is halved, and so is
     every later one of its size before it is tried. Prompts too long for `max_new_tokens` more within the model's
     context get what room there is. Leaves the global random state as it was.
     Raises InputError when a single response does not fit the memory.
@@ -80,19 +79,18 @@ def generate_batches(
     too_large = math.inf  # tokens, padding included, of the smallest batch that did not fit
     while queue:
         rows = queue.popleft()
-        prompts = [asked[question][1] for question, _ in rows]
+        prompts = [questions[i].prompt_ids for i, _ in rows]
         longest = max(len(p) for p in prompts)
         new_tokens = min(max_new_tokens, policy.context - longest)
         size = len(rows) * (longest + new_tokens)
         responses = None
         if size < too_large or len(rows) == 1:
             with random_state_kept(policy.device):
-                torch.manual_seed(batch_seed(seed, [(asked[question][0], sample) for question, sample in rows]))
+                torch.manual_seed(batch_seed(seed, [(questions[i].id, sample) for i, sample in rows]))
                 try:
                     responses = generate_responses(
-                        policy, prompts, 1, temperature=temperature, top_p=top_p,
-                        max_new_tokens=new_tokens, batch_size=len(rows),
-                    )  # fmt: skip
+                        policy, prompts, 1, top_p=top_p, max_new_tokens=new_tokens, batch_size=len(rows)
+                    )
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error):
                         raise
@@ -110,8 +108,8 @@ def generate_batches(
         yield (
             rows,
             [
-                make_trajectory(policy, asked[question][0], asked[question][1], response)
-                for (question, _), (response,) in zip(rows, responses, strict=True)
+                make_trajectory(policy, questions[i], response)
+                for (i, _), (response,) in zip(rows, responses, strict=True)
             ],
         )
 
@@ -133,12 +131,6 @@ def random_state_kept(device: torch.device) -> Iterator[None]:
 def batch_seed(seed: int, rows: Sequence[tuple[str, int]]) -> int:
     """63 bits that depend on nothing but the seed and the (question id, sample) pairs of the batch."""
     return int.from_bytes(hashlib.sha256(repr((seed, list(rows))).encode()).digest()[:8], "big") >> 1
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """CUDA has its own exception; the CPU and MPS allocators raise RuntimeError with one of these phrases."""
-    phrases = ("out of memory", "not enough memory", "can't allocate memory")
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(p in str(error) for p in phrases)
 
 
 # ---------------------------------------------------------------------------------------------- figures
@@ -224,26 +216,20 @@ def evaluate(
     questions: Sequence[Question],
     *,
     samples: int,
-    temperature: float,
     max_new_tokens: int,
-    system_prompt: str,
     batch_size: int,
     seed: int,
+    reward: Callable[[Trajectory], float],
 ) -> list[list[Trajectory]]:
-    """`samples` responses to each question, in batches of about `batch_size` sequences, graded: their reward is 1 or 0.
+    """`samples` responses to each encoded question, in batches of about `batch_size` sequences, rewarded.
 
     Leaves the global random state as it was, so that evaluating more often changes no training."""
-    asked = [(q.id, encode_prompt(policy, q.prompt, system_prompt)) for q in questions]
-    prompts = [ids for _, ids in asked]
+    prompts = [q.prompt_ids for q in questions]
     budget = batch_size * (max(len(p) for p in prompts) + max_new_tokens)
     plan = plan_batches(policy, prompts, samples, max_new_tokens=max_new_tokens, token_budget=budget)
     groups: list[list[Trajectory]] = [[] for _ in questions]
-    for rows, trajectories in generate_batches(
-        policy, asked, plan, temperature=temperature, top_p=1.0, max_new_tokens=max_new_tokens, seed=seed
-    ):
+    for rows, trajectories in generate_batches(policy, questions, plan, max_new_tokens=max_new_tokens, seed=seed):
         for (index, _), trajectory in zip(rows, trajectories, strict=True):
-            question = questions[index]
-            _, right = grade(trajectory.text, question.answer, question.letters)
-            trajectory.reward = float(right)
+            trajectory.reward = reward(trajectory)
             groups[index].append(trajectory)
     return groups

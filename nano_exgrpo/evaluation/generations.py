@@ -17,10 +17,11 @@ from typing import Any
 
 from nano_exgrpo.checker import explain
 from nano_exgrpo.errors import InputError
-from nano_exgrpo.infra.run_folder import read_lines, write_text
+from nano_exgrpo.infra.files import write_text
+from nano_exgrpo.infra.run_folder import read_lines
 from nano_exgrpo.questions import Question
 from nano_exgrpo.reward import grade
-from nano_exgrpo.rollout import Trajectory
+from nano_exgrpo.trajectory import RIGHT, Trajectory
 
 # ---------------------------------------------------------------------------------------------- grading
 
@@ -50,15 +51,16 @@ class Generation:
     def regrade(self) -> bool:
         """Grade anew; returns whether the verdict changed."""
         before = self.correct
-        self.answer, self.correct = grade(self.response, self.gold, self.letters)
+        self.answer, reward = grade(self.response, self.gold, self.letters)
+        self.correct = reward == RIGHT
         return self.correct != before
 
 
 def make_generation(benchmark: str, question: Question, sample: int, trajectory: Trajectory) -> Generation:
-    answer, correct = grade(trajectory.text, question.answer, question.letters)
+    answer, reward = grade(trajectory.text, question.answer, question.letters, question.choices)
     return Generation(
         benchmark, question.id, sample, question.prompt, trajectory.text, len(trajectory.response_ids),
-        trajectory.truncated, answer, question.answer, correct, question.letters,
+        trajectory.truncated, answer, question.answer, reward == RIGHT, question.letters,
     )  # fmt: skip
 
 

@@ -20,8 +20,9 @@ import torch
 
 from nano_exgrpo.errors import InputError
 from nano_exgrpo.infra import distributed
+from nano_exgrpo.infra.files import write_text
 from nano_exgrpo.infra.lora import has_lora, plain_state_dict
-from nano_exgrpo.infra.run_folder import write_text
+from nano_exgrpo.infra.run_folder import list_checkpoints
 from nano_exgrpo.policy import Policy, without_bars
 
 KEPT = 2  # the last checkpoint, and one before it in case the disk fills up while writing
@@ -75,7 +76,7 @@ def write_model(policy: Policy, target: Path, *, merge: bool) -> None:
 
 def save_checkpoint(run: Path, step: int, policy: Policy, state: dict[str, Any]) -> Path:
     """Write checkpoint `step` of a run and delete all but the last two. Returns its folder."""
-    state = {**state, "step": step, "random": random_state()}
+    state = {**state, "random": random_state()}
     folder = run / "checkpoints" / f"step-{step:06d}"
     own_state = folder.with_name(
         f".state-{distributed.rank()}.pt"
@@ -102,14 +103,9 @@ def save_checkpoint(run: Path, step: int, policy: Policy, state: dict[str, Any])
     return folder
 
 
-def list_checkpoints(run: Path) -> list[Path]:
-    """Whole checkpoints of a run, oldest first."""
-    return sorted(p.parent for p in (run / "checkpoints").glob("step-*/state.pt"))
-
-
-def load_state(run: Path) -> tuple[Path, dict[str, Any]]:
+def load_state(run: Path, steps: int) -> tuple[Path, dict[str, Any]]:
     """(folder, this process's state) of a run's last checkpoint. Raises InputError where there is none, it is damaged,
-    or another number of processes saved it."""
+    another number of processes saved it, or it is beyond `steps`."""
     checkpoints = list_checkpoints(run)
     if not checkpoints:
         raise InputError(f"run {run} has no checkpoint to resume from; start it anew with --overwrite")
@@ -124,12 +120,15 @@ def load_state(run: Path) -> tuple[Path, dict[str, Any]]:
         )
     try:
         state = torch.load(checkpoints[-1] / name, weights_only=True, map_location="cpu")
-        state["step"], state["random"]  # another file under its name would fail later, less clearly
-        return checkpoints[-1], state
+        step = int(state["step"])
+        state["random"], state["questions"]  # another file under its name would fail later, less clearly
     except Exception as error:  # truncated zip, wrong type, refused pickle: each raises its own kind
         raise InputError(
             f"checkpoint {checkpoints[-1]} is damaged ({type(error).__name__}); delete that folder to resume from the one before"
         ) from None
+    if step > steps:
+        raise InputError(f"run {run} is already at step {step}; to go on, raise --steps above that")
+    return checkpoints[-1], state
 
 
 def random_state() -> dict[str, Any]:
@@ -149,6 +148,3 @@ def set_random_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
     if "mps" in state and torch.backends.mps.is_available():
         torch.mps.set_rng_state(state["mps"])
-
-
-# ------------------------------------------------------------------------------------- stopping early

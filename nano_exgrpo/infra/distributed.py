@@ -95,6 +95,12 @@ def total(values: dict[str, float]) -> dict[str, float]:
     return dict(zip(values, summed(torch.tensor(list(values.values()), dtype=torch.float64)).tolist()))
 
 
+def mean(values: Sequence[float]) -> float:
+    """Over the values of all processes."""
+    sums = total({"sum": sum(values), "count": len(values)})
+    return sums["sum"] / sums["count"]
+
+
 def gather(rows: list[list[float]]) -> list[list[float]]:
     """The rows of all processes, one after the other; each process has some, all of the same length."""
     if world_size() == 1:

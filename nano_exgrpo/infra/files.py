@@ -20,6 +20,16 @@ class Unwritable(InputError, OSError):
     """A file or folder of ours cannot be written: a full or read-only disk, a folder that is gone. One sentence, as of
     every InputError; an OSError as well, for those who know what to do about it."""
 
+    def __init__(self, path: Path, error: OSError | ValueError) -> None:
+        self.errno, self.filename = getattr(error, "errno", None), str(path)
+        self.strerror = getattr(error, "strerror", None) or str(error)
+
+    def __reduce__(self) -> Any:  # a worker process sends it to its parent
+        return Unwritable, (self.filename, OSError(self.errno, self.strerror))
+
+    def __str__(self) -> str:
+        return f"{self.filename[:300]} cannot be written ({self.strerror})"
+
 
 @contextmanager
 def written(path: Path) -> Iterator[None]:
@@ -27,7 +37,7 @@ def written(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:  # ValueError: a name with a zero in it
-        raise Unwritable(f"{str(path)[:300]} cannot be written ({getattr(error, 'strerror', 0) or error})") from None
+        raise Unwritable(path, error) from None
 
 
 def write_text(path: Path, text: str) -> None:

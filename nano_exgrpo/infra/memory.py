@@ -16,10 +16,13 @@ from typing import Any
 
 import torch
 
+from nano_exgrpo import toy
 from nano_exgrpo.config import TrainConfig
 from nano_exgrpo.errors import InputError
 from nano_exgrpo.infra.precision import resolve_dtypes
-from nano_exgrpo.policy import context_of, resolve_model_name
+from nano_exgrpo.logprobs import CHUNK_BYTES
+from nano_exgrpo.policy import context_of, resolve_device, resolve_model_name
+from nano_exgrpo.warmup import BATCH
 
 CUDA_OVERHEAD = 1.0e9  # bytes: context, cuBLAS workspaces, fragmentation; an allowance, not a measurement
 
@@ -87,14 +90,14 @@ def estimate(shape: ModelShape, config: TrainConfig, device: torch.device, world
     adapters = config.lora_rank * shape.layers * ((h + q) + 2 * (h + kv) + (q + h) + 2 * (h + i) + (i + h))
     trained = adapters if config.lora_rank else shape.weights
     trained_width = 4 if config.lora_rank else width
-    moments = trained * {"adamw": 8, "adamw16": 2 * width, "adamw8bit": 2 * (1 + 4 / 256)}[config.optimizer]
+    moments = trained * {"adamw": 8, "adamw16": 2 * width}[config.optimizer]
 
     # What autograd keeps of a layer for each token, in bytes. Two norms keep their input, the normalised and the
     # scaled values; attention its inputs (keys and values repeated to the queries' heads) and its output, twice;
     # the MLP gate, silu(gate), up and their product.
     norms = 2 * h * (12 if fp32_stream and not autocast else 10 if fp32_stream else 8)
     layer = norms + compute * (5 * q + 4 * i) + (compute + 4) * 7 * config.lora_rank
-    most_rows = max(rows, config.warmup_batch if warms_up(config) else 0)  # the warm-up takes what an update takes
+    most_rows = max(rows, BATCH if warms_up(config) else 0)  # the warm-up takes what an update takes
     tokens = min(config.train_batch_tokens, most_rows * (prompt + response))
     tokens = max(tokens, prompt + response)
     if config.gradient_checkpointing:
@@ -105,7 +108,7 @@ def estimate(shape: ModelShape, config: TrainConfig, device: torch.device, world
     # A chunk's logits, their log-softmax and its exponential; the projection's weight once more in the dtype of the
     # product, and its gradient as product, sum, and the embedding's part where they are tied.
     trained_tokens = tokens * response / (prompt + response)
-    chunk = min(config.logits_megabytes * 2**20, 4 * trained_tokens * shape.vocabulary)
+    chunk = min(CHUNK_BYTES, 4 * trained_tokens * shape.vocabulary)
     head = shape.vocabulary * h
     logits = 3 * chunk + head * (compute if autocast and dtype == torch.float32 else 0)
     if not config.lora_rank:
@@ -163,7 +166,6 @@ def suggest(
     change("--gradient-checkpointing", gradient_checkpointing=True)
     change("--train-batch-tokens 2048", train_batch_tokens=min(2048, config.train_batch_tokens))
     change("--dtype bfloat16 --optimizer adamw16", dtype="bfloat16", optimizer="adamw16")
-    change("--dtype bfloat16 --optimizer adamw8bit", dtype="bfloat16", optimizer="adamw8bit")
     change("--dtype bfloat16 --optimizer adamw --lora-rank 32", dtype="bfloat16", optimizer="adamw", lora_rank=32)
     while config.rollout_batch > 1 and total() > limit:
         half = config.rollout_batch // 2
@@ -171,13 +173,22 @@ def suggest(
         change(f"--rollout-batch {half}", rollout_batch=half)
         if config is before:
             break
-    if any("--lora-rank" in f for f in flags):
-        flags = [f for f in flags if not f.startswith("--dtype bfloat16 --optimizer adamw8bit")]
     return flags, total()
 
 
-def fit_table(shape: ModelShape, config: TrainConfig, device: torch.device, world_size: int = 1) -> str:
-    """The table of --dry-run."""
+def dry_run(config: TrainConfig, card: float) -> str:
+    """What --dry-run says. card: GB to compare with; 0: what this device has."""
+    if config.model == "toy":
+        shape = shape_of(toy.build_policy(seed=config.seed).model)
+    else:
+        shape = load_shape(config.model)
+    return fit_table(shape, config, resolve_device(config.device), int(os.environ.get("WORLD_SIZE", 1)), card * 1e9)
+
+
+def fit_table(
+    shape: ModelShape, config: TrainConfig, device: torch.device, world_size: int = 1, card: float = 0.0
+) -> str:
+    """The table of --dry-run. card: bytes to compare with; 0: what this device has."""
     found = estimate(shape, config, device, world_size)
     each = f" on each of {world_size} devices" if world_size > 1 else ""
     lines = [f"{shape.weights / 1e9:.2f} billion weights; estimated memory in GB (10^9 bytes){each}"]
@@ -187,7 +198,7 @@ def fit_table(shape: ModelShape, config: TrainConfig, device: torch.device, worl
         "gradients": "--lora-rank",
         "bf16 copies": "--dtype",
         "activations": "--train-batch-tokens, --gradient-checkpointing",
-        "logits": "--logits-megabytes",
+        "logits": "",
         "KV cache": "--rollout-batch, --max-response-length",
         "overhead": "",
     }
@@ -205,7 +216,7 @@ def fit_table(shape: ModelShape, config: TrainConfig, device: torch.device, worl
         lines.append(
             f"will skip prompts longer than {room} tokens: with the response they exceed the model's context of {shape.context} tokens"
         )
-    capacity = device_memory(device)
+    capacity = card or device_memory(device)
     if capacity:
         flags, reached = suggest(shape, config, device, 0.95 * capacity, world_size)
         if found["total"] <= 0.95 * capacity:

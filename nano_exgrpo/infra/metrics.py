@@ -19,12 +19,10 @@ import torch
 from nano_exgrpo.config import TrainConfig
 from nano_exgrpo.evaluation.statistics import accuracy_interval
 from nano_exgrpo.infra import distributed
-from nano_exgrpo.infra.checkpoint import list_checkpoints
-from nano_exgrpo.infra.run_folder import read_lines
-from nano_exgrpo.logprobs import token_batches, token_logprobs
+from nano_exgrpo.infra.run_folder import list_checkpoints, read_lines
 from nano_exgrpo.policy import Policy
 from nano_exgrpo.replay import ReplayBuffer
-from nano_exgrpo.rollout import Trajectory
+from nano_exgrpo.trajectory import Trajectory
 
 
 def step_metrics(
@@ -32,8 +30,8 @@ def step_metrics(
 ) -> dict[str, Any]:
     """Metrics of one step's groups, rewarded, and of the buffer after it.
 
-    reward: success rate of the fresh rollouts. questions/solved, /failed: shares of groups whose K trajectories, the
-    replayed one included, all succeed or all fail, and so have no gradient. num_tokens: of this step's rollouts.
+    reward: mean of the fresh rollouts. questions/solved, /failed: shares of groups whose K trajectories, the replayed
+    one included, are all right or none. num_tokens: of this step's rollouts.
     replayed_questions: asked because the buffer said so, with a stored trajectory or (--trajectory-choice none) without.
     scored_tokens: of stored successes that were scored to choose the replayed ones.
     """
@@ -41,13 +39,13 @@ def step_metrics(
     eligible = buffer.eligible()
     sums = distributed.total(
         {
-            "right": sum(t.reward for t in new),
+            "reward": sum(t.reward for t in new),
             "rollouts": len(new),
             "tokens": sum(len(t.response_ids) for t in new),
             "truncated": sum(t.truncated for t in new),
             "groups": len(groups),
-            "solved": sum(all(t.reward == 1 for t in group) for group in groups),
-            "failed": sum(all(t.reward == 0 for t in group) for group in groups),
+            "solved": sum(all(t.right for t in group) for group in groups),
+            "failed": sum(not any(t.right for t in group) for group in groups),
             "replayed": replayed_questions,
             "stored": len(buffer.stored),
             "trajectories": len(buffer),
@@ -57,7 +55,7 @@ def step_metrics(
         }
     )
     return {
-        "reward": sums["right"] / sums["rollouts"],
+        "reward": sums["reward"] / sums["rollouts"],
         "questions/solved": sums["solved"] / sums["groups"],
         "questions/failed": sums["failed"] / sums["groups"],
         "completions/mean_length": sums["tokens"] / sums["rollouts"],
@@ -73,30 +71,22 @@ def step_metrics(
     }
 
 
-def sample_rows(policy: Policy, groups: Sequence[Sequence[Trajectory]], config: TrainConfig) -> list[dict[str, Any]]:
+def sample_rows(policy: Policy, groups: Sequence[Sequence[Trajectory]], count: int) -> list[dict[str, Any]]:
     """Rows of samples.jsonl: `choose_samples` of this step's trajectories, under the policy that produced them."""
-    logged = choose_samples(groups, config.log_samples)
+    logged = choose_samples(groups, count)
     rows: list[dict[str, Any]] = [{} for _ in logged]
-    lengths = [len(t.prompt_ids) + len(t.response_ids) for t in logged]
-    for batch in token_batches(lengths, config.train_batch_tokens):
+    for batch in policy.batches(logged):
         with torch.no_grad():
-            _, entropies, _ = token_logprobs(
-                policy,
-                [logged[i].prompt_ids for i in batch],
-                [logged[i].response_ids for i in batch],
-                temperature=config.temperature,
-                chunk_bytes=config.logits_megabytes * 2**20,
-            )  # [B, T]
+            entropies = policy.score([logged[i] for i in batch]).entropies  # [B, T]
         for place, i in enumerate(batch):
             t = logged[i]
             values = entropies[place, : len(t.response_ids)].cpu()  # [T]
-            t.entropy = values.mean().item()
             rows[i] = {
-                "question": t.question_id,
+                "question": t.question.id,
                 "prompt": policy.tokenizer.decode(t.prompt_ids),
                 "response": t.text,
                 "reward": t.reward,
-                "entropy": round(t.entropy, 5),
+                "entropy": round(values.mean().item(), 5),
                 "replayed": t.replayed,
                 "truncated": t.truncated,
                 "tokens": [policy.tokenizer.decode([id]) for id in t.response_ids.tolist()],

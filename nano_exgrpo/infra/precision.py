@@ -3,11 +3,10 @@
 Reinforcement learning takes steps of about lr = 1e-6 a weight. bf16 has 8 significant bits, so next to a weight of
 0.02 the nearest other number is 1e-4 away, and a step of 1e-6 rounds to nothing, every time. Hence what is offered:
 
-    --dtype     --optimizer  weights        products  optimiser state   bytes a weight, gradient and 8-bit scales included
+    --dtype     --optimizer  weights        products  optimiser state   bytes a weight, gradient included
     float32     adamw        fp32           fp32      fp32              16
     bfloat16    adamw        fp32           bf16      fp32              16, and 2 for bf16 copies while computing
     bfloat16    adamw16      bf16           bf16      bf16               8
-    bfloat16    adamw8bit    bf16           bf16      8 bit              6
     bfloat16    either       bf16, frozen   bf16      of the adapters    2, with --lora-rank (adapters in fp32)
 
 Weights in bf16 are trained with stochastic rounding: a step that is a hundredth of the gap to the next number goes
@@ -23,7 +22,6 @@ import torch
 from torch import Tensor
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from nano_exgrpo.errors import InputError
 from nano_exgrpo.infra.distributed import world_size
 
 
@@ -44,18 +42,14 @@ def resolve_dtypes(
 
 def make_optimizer(parameters: Iterable[Tensor], name: str, *, lr: float, weight_decay: float) -> torch.optim.Optimizer:
     """AdamW on what requires a gradient. name "adamw": torch's, fused, which needs no copies of all weights as the
-    foreach form does. "adamw16": `StochasticAdamW`. "adamw8bit": torchao's, its two moments in 8 bits, with stochastic rounding of bf16 weights.
+    foreach form does. "adamw16": `StochasticAdamW`.
 
-    Raises InputError where torchao is missing, ValueError for bf16 weights with "adamw"."""
+    Raises ValueError for bf16 weights with "adamw"."""
     trained = [p for p in parameters if p.requires_grad]
-    if name == "adamw8bit":
-        kind, settings = adamw8bit_class(trained[0].device), {"lr": torch.tensor(lr), "bf16_stochastic_round": True}
-    elif name == "adamw16":
+    if name == "adamw16":
         kind, settings = StochasticAdamW, {"lr": lr}
     elif any(p.dtype == torch.bfloat16 for p in trained):
-        raise ValueError(
-            "bf16 weights would lose steps of 1e-6 under plain AdamW; train them with adamw16 or adamw8bit"
-        )
+        raise ValueError("bf16 weights would lose steps of 1e-6 under plain AdamW; train them with adamw16")
     else:
         kind, settings = torch.optim.AdamW, {"lr": lr, "fused": True}
     if world_size() > 1:  # each process keeps the moments of its share of the weights
@@ -107,22 +101,3 @@ def round_stochastically(exact: Tensor) -> Tensor:
 def own_part(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """What this process keeps of the optimiser, to save and load: its share of a sharded one, else all of it."""
     return optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
-
-
-def adamw8bit_class(device: torch.device) -> Any:
-    """torchao's AdamW8bit. Importing it also lets `torch.load` read its state."""
-    try:
-        from torchao.optim import AdamW8bit
-    except ImportError:
-        raise InputError("--optimizer adamw8bit needs the package torchao: pip install torchao") from None
-    if device.type == "cuda":
-        return AdamW8bit
-
-    class EagerAdamW8bit(AdamW8bit):
-        """torchao compiles its step for every shape of weight: right on a GPU, minutes of waiting on a CPU."""
-
-        def step(self, closure: Any = None) -> Any:
-            with torch.compiler.set_stance("force_eager"):
-                return super().step(closure)
-
-    return EagerAdamW8bit

@@ -8,23 +8,18 @@ runs/<name>/curves.png      the metrics as a picture
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from nano_exgrpo.errors import InputError
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+from nano_exgrpo.errors import InputError, is_out_of_memory
+from nano_exgrpo.infra import distributed
+from nano_exgrpo.infra.files import read_jsonl, to_json, write_text
 
 
 def claim_run(folder: Path, *, overwrite: bool) -> None:
@@ -78,7 +73,7 @@ def open_run(folder: Path, config: dict[str, Any]) -> None:
         shutil.rmtree(old, ignore_errors=True)
     for name in ("metrics.jsonl", "samples.jsonl", "curves.png", "report.html"):
         (folder / name).unlink(missing_ok=True)
-    write_config(folder, config)
+    write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
 
 
 def reopen_run(folder: Path, config: dict[str, Any], step: int) -> None:
@@ -89,90 +84,46 @@ def reopen_run(folder: Path, config: dict[str, Any], step: int) -> None:
         print(f"the last checkpoint is of step {step}: what came after it, up to step {last}, is done again")
     rewind(folder, step)
     shutil.rmtree(folder / "model", ignore_errors=True)
-    write_config(folder, config)
-
-
-def write_config(folder: Path, config: dict[str, Any]) -> None:
     write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a run. Raises InputError when there is none."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        config = None
-    if not isinstance(config, dict):
-        raise InputError(f"{folder} is not a run folder: it has no readable config.json")
-    return config
-
-
-def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Add rows to a JSONL file, in one write. Raises OSError where the disk is full."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Rows of a JSONL file of a run, up to the first that is damaged (by a power cut, the last one)."""
-    rows = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            break
-        if not isinstance(row, dict):
-            break
-        rows.append(row)
-    return rows
+    """Rows of a JSONL file of a run; none where there is no file. Raises InputError for a damaged line, but for a last one
+    that a power cut has torn."""
+    return [row for _, row in read_jsonl(path, torn_end=True)] if path.exists() else []
 
 
 def rewind(folder: Path, step: int) -> None:
     """Forget what was logged after `step`, so that a resumed run's files equal an uninterrupted one's."""
     for name in ("metrics.jsonl", "samples.jsonl"):
         rows = [row for row in read_lines(folder / name) if row.get("step", 0) <= step]
-        write_text(folder / name, "".join(json.dumps(row) + "\n" for row in rows))
+        write_text(folder / name, "".join(to_json(row) + "\n" for row in rows))
 
 
-def plot_curves(runs: dict[str, Path], target: Path) -> bool:
-    """Draw the curves of one or more runs {label: folder}. False, with a hint, without matplotlib."""
-    try:
-        import matplotlib
+def list_checkpoints(run: Path) -> list[Path]:
+    """Whole checkpoints of a run, oldest first."""
+    return sorted(p.parent for p in (run / "checkpoints").glob("step-*/state.pt"))
 
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        print("no curves.png: plots need matplotlib (pip install matplotlib)", file=sys.stderr)
-        return False
-    panels = [
-        ("eval/accuracy", "held-out accuracy"),
-        ("reward", "reward of fresh rollouts"),
-        ("entropy", "entropy (nats a token)"),
-        ("completions/mean_length", "response length (tokens)"),
-        ("buffer/questions", "questions in the buffer"),
-        ("buffer/retired", "retired questions"),
-    ]
-    figure, axes = pyplot.subplots(2, 3, figsize=(12, 6), constrained_layout=True)
-    for label, folder in runs.items():
-        rows = read_lines(folder / "metrics.jsonl")
-        for axis, (key, title) in zip(axes.flat, panels):
-            points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
-            if not points:
-                continue
-            x, y = zip(*points)
-            (line,) = axis.plot(x, y, label=label, marker="o" if key.startswith("eval") else None, markersize=3)
-            if key == "eval/accuracy":
-                low, high = zip(*[(row["eval/low"], row["eval/high"]) for row in rows if row.get(key) is not None])
-                axis.fill_between(x, low, high, alpha=0.2, color=line.get_color(), linewidth=0)
-    for axis, (key, title) in zip(axes.flat, panels):
-        axis.set_title(title, fontsize=10)
-        axis.set_xlabel("step", fontsize=8)
-        axis.grid(alpha=0.3)
-        if key in ("eval/accuracy", "reward"):
-            axis.set_ylim(0, 1)
-    axes.flat[0].legend(fontsize=8)
-    temporary = target.with_name(f".{target.name}.tmp")
-    figure.savefig(temporary, dpi=110, format="png")
-    pyplot.close(figure)
-    os.replace(temporary, target)
-    return True
+
+def explain_failure(error: Exception, run: Path) -> str:
+    """One sentence for a failure that the user can do something about; raises it again if it is a fault of this program."""
+    resumable = f"; go on with --resume {run}" if list_checkpoints(run) else ""
+    if isinstance(error, InputError):
+        return str(error)
+    if isinstance(error, OSError) and concerns(error, run):
+        return f"run folder {run} could not be written ({error.strerror or error}); make room for it{resumable}"
+    if is_out_of_memory(error):
+        return (
+            "out of memory; lower --rollout-batch, --train-batch-tokens or --max-response-length, or switch on "
+            f"--gradient-checkpointing{resumable}"
+        )
+    if distributed.lost_another(error):
+        return f"another process has ended, so this one (rank {distributed.rank()}) stops too: {str(error).splitlines()[0]}"
+    raise error
+
+
+def concerns(error: OSError, run: Path) -> bool:
+    """Whether a failure is one of the run's own files, or of a disk that is full or read-only."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        return True
+    return bool(error.filename) and Path(str(error.filename)).absolute().is_relative_to(run.absolute())
