@@ -69,9 +69,14 @@ td, th { text-align: left; padding: .1rem .9rem .1rem 0; border-bottom: 1px soli
 """
 
 
+def visible(text: str) -> str:
+    """Control and direction characters, and half surrogates, spelled out: untrusted text for a terminal or a page."""
+    return INVISIBLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
 def escape(value: Any) -> str:
-    """Untrusted text as HTML text: markup escaped, control and direction characters made visible."""
-    return html.escape(INVISIBLE.sub(lambda match: f"\\u{ord(match[0]):04x}", str(value)))
+    """Untrusted text as HTML text."""
+    return html.escape(visible(str(value)))
 
 
 def read_run(folder: Path) -> Run:
