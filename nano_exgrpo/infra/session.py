@@ -14,6 +14,13 @@ import torch
 from tqdm import tqdm
 
 from nano_exgrpo import toy
+from nano_exgrpo.arithmetic import (
+    DEMONSTRATIONS,
+    TRAINING_QUESTIONS,
+    arithmetic_demonstrations,
+    arithmetic_questions,
+    is_arithmetic,
+)
 from nano_exgrpo.config import TrainConfig
 from nano_exgrpo.errors import InputError, Interrupted
 from nano_exgrpo.evaluation.evaluate import evaluate
@@ -37,8 +44,8 @@ from nano_exgrpo.infra.stop import StopRequest
 from nano_exgrpo.policy import Policy, enable_gradient_checkpointing, encode_questions
 from nano_exgrpo.questions import Question, QuestionSampler, load_questions, mislabel, questions_digest, split_held_out
 from nano_exgrpo.replay import ReplayBuffer
-from nano_exgrpo.reward import reward_of
-from nano_exgrpo.trajectory import Trajectory
+from nano_exgrpo.reward import grade, reward_of
+from nano_exgrpo.trajectory import RIGHT, Trajectory
 from nano_exgrpo.warmup import encode_demonstrations, fitting_demonstrations, read_demonstrations, warm_up
 
 EVAL_TEMPERATURE = 0.6  # of the held-out questions, as in the paper
@@ -80,7 +87,12 @@ class State:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises whatever comes of a state that is not this run's."""
         own_part(self.optimizer).load_state_dict(state["optimizer"])
+        for parameter, moments in own_part(self.optimizer).state.items():
+            for moment in moments.values():
+                if torch.is_tensor(moment) and moment.dim() and moment.shape != parameter.shape:
+                    raise ValueError("the optimiser's state is of other weights")  # torch takes it without a word
         load_adapter(self.policy.model, state["adapter"])
         self.sampler.load_state_dict(state["sampler"])
         self.buffer.load_state_dict(state["buffer"], {question.id: question for question in self.questions})
@@ -95,6 +107,7 @@ class Run:
     def __init__(self, config: TrainConfig, stop: StopRequest) -> None:
         self.config, self.stop, self.folder = config, stop, Path(config.run)
         self.resumed = bool(config.resume)
+        self.before: dict[str, Any] = {}  # what was measured before a warm-up
         if not self.resumed and distributed.is_main():
             claim_run(self.folder, overwrite=config.overwrite)
 
@@ -105,7 +118,7 @@ class Run:
             reopen_run(self.folder, {**asdict(self.config), "resume": ""}, state.step)
         elif distributed.is_main():
             open_run(self.folder, asdict(self.config))
-            self.log(0, first, [])
+            self.log(0, {**self.before, **first}, [])
 
     def log(self, step: int, row: dict[str, Any], samples: list[dict[str, Any]]) -> None:
         if distributed.is_main():
@@ -169,13 +182,7 @@ def prepare(config: TrainConfig, run: Run) -> State:
     torch.manual_seed(config.seed)
     checkpoint, saved = load_state(run.folder, config.steps) if run.resumed else (None, {})
     train_questions, held_out = load_data(config)
-    digest = questions_digest(train_questions + held_out)
-    if saved and saved["questions"] != digest:  # ids may be line numbers, and the buffer goes by ids
-        data = config.data or "the toy"
-        raise InputError(
-            f"the questions of {data} are not those that run {run.folder} was trained on; put them back, or start a new run"
-        )
-    demonstrations = read_demonstrations(config.warmup_data) if warms_up(config) and not run.resumed else []
+    demonstrations = load_demonstrations(config, held_out) if warms_up(config) and not run.resumed else []
     settings: dict[str, Any] = dict(
         temperature=config.temperature,
         autocast=autocast,
@@ -198,8 +205,13 @@ def prepare(config: TrainConfig, run: Run) -> State:
     train_questions = encode_fitting(policy, train_questions, config)
     held_out = encode_fitting(policy, held_out, config)
     check_counts(config, len(train_questions), len(held_out))
-    if demonstrations:
-        follow_demonstrations(policy, demonstrations, config, run.stop)
+    warn_of_unreadable(train_questions)
+    digest = questions_digest(train_questions + held_out)
+    if saved and saved["questions"] != digest:  # ids may be line numbers, and the buffer goes by ids
+        raise InputError(
+            f"the questions of {config.data or 'the toy'}, or the prompts that the chat template makes of them, are not "
+            f"those that run {run.folder} was trained on; put them back, or start a new run"
+        )
 
     questions = distributed.shard(train_questions)
     seed = config.seed + distributed.rank()
@@ -214,8 +226,17 @@ def prepare(config: TrainConfig, run: Run) -> State:
         reward_of,
     )
     if saved:
-        state.load_state_dict(saved)
+        try:
+            state.load_state_dict(saved)
+        except Exception as error:  # each kind of damage raises its own kind
+            raise InputError(
+                f"checkpoint {checkpoint} does not fit this run ({type(error).__name__}: {str(error)[:120]}); delete that "
+                f"folder to resume from the one before"
+            ) from None
     else:
+        if demonstrations:
+            run.before = {"eval/before_warmup": held_out_metrics(state, config)["eval/accuracy"]}
+            follow_demonstrations(policy, demonstrations, config, run.stop)
         torch.manual_seed(seed)  # the same rollouts whether the warmed-up policy was made or read from its cache
     return state
 
@@ -226,7 +247,7 @@ def check_early(config: TrainConfig) -> None:
     distributed.share_of(config.questions_per_step, "--questions-per-step")
     if config.model != "toy" and not config.resume:
         resolve_model_name(config.model)
-    if warms_up(config) and not config.warmup_data:
+    if warms_up(config) and not config.warmup_data and not is_arithmetic(config.data):
         raise InputError("--warmup-steps on a real model needs demonstrations: name them with --warmup-data")
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -234,7 +255,9 @@ def check_early(config: TrainConfig) -> None:
 
 def load_data(config: TrainConfig) -> tuple[list[Question], list[Question]]:
     """(training questions, held-out questions)."""
-    if config.data:
+    if is_arithmetic(config.data):
+        questions = arithmetic_questions(config.data, TRAINING_QUESTIONS + config.held_out, seed=config.seed)
+    elif config.data:
         questions = load_questions(config.data, question_field=config.question_field, answer_field=config.answer_field)
     else:
         questions = toy.sum_questions(config.toy_questions + config.held_out, seed=config.seed)
@@ -242,6 +265,13 @@ def load_data(config: TrainConfig) -> tuple[list[Question], list[Question]]:
     if config.out_of_reach:
         train_questions = toy.put_out_of_reach(train_questions, config.out_of_reach, seed=config.seed)
     return mislabel(train_questions, config.wrong_answers, seed=config.seed), held_out
+
+
+def load_demonstrations(config: TrainConfig, held_out: Sequence[Question]) -> list[tuple[Question, str]]:
+    """What a real model is shown first: the user's demonstrations, or generated ones of questions not held out."""
+    if config.warmup_data:
+        return read_demonstrations(config.warmup_data)
+    return arithmetic_demonstrations(config.data, DEMONSTRATIONS, seed=config.seed, avoid=held_out)
 
 
 def encode_fitting(policy: Policy, questions: Sequence[Question], config: TrainConfig) -> list[Question]:
@@ -265,6 +295,17 @@ def encode_fitting(policy: Policy, questions: Sequence[Question], config: TrainC
     if len(fitting) < len(encoded):
         print(f"skipped {len(encoded) - len(fitting)} of {len(encoded)} questions: prompts longer than {room} tokens")
     return fitting
+
+
+def warn_of_unreadable(questions: Sequence[Question]) -> None:
+    """Say how many golds are never rewarded, because even the gold itself, boxed, is not right."""
+    free = [q for q in questions if not q.letters]
+    unreadable = [q for q in free if grade(f"\\boxed{{{q.answer}}}", q.answer)[1] != RIGHT]
+    if unreadable:
+        example = f"{unreadable[0].id}: {unreadable[0].answer[:60]!r}"
+        print(
+            f"{len(unreadable)} of {len(free)} golds cannot be read by the checker and are never rewarded ({example})"
+        )
 
 
 def check_counts(config: TrainConfig, training: int, held_out: int) -> None:
@@ -324,7 +365,8 @@ def warmed_up_toy(config: TrainConfig, held_out: Sequence[Question], device: tor
                 seed=config.seed,
                 on_step=on_step,
             )
-    save_model(policy, cache)
+    if distributed.is_main() and not cache.exists():
+        save_model(policy, cache)
     return policy
 
 
