@@ -229,7 +229,7 @@ def test_ten_coherent_steps_move_every_weight():
 
 
 def test_a_loss_that_is_not_finite_is_skipped_even_if_its_gradient_is(policy):
-    """A replayed row with log π_past NaN: `clamp` gives NaN the gradient 0, so the norm is finite and looks harmless."""
+    """A replayed row with log π_past NaN: `clamp` gives NaN gradient 0, so the norm is finite and looks harmless."""
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=0.1)
     before = [p.clone() for p in policy.model.parameters()]
     groups = random_groups(policy, 2, 2, replayed=1)
