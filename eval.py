@@ -29,7 +29,6 @@ from typing import Any
 import torch
 import transformers
 from tqdm import tqdm
-from transformers import AutoConfig
 
 from nano_exgrpo.config import CommandLine, TrainConfig, recorded_config
 from nano_exgrpo.errors import InputError
@@ -50,9 +49,10 @@ from nano_exgrpo.evaluation.settings import EvalConfig
 from nano_exgrpo.evaluation.statistics import average, paired_difference
 from nano_exgrpo.infra.checkpoint import list_checkpoints
 from nano_exgrpo.infra.files import append_lines, write_text
+from nano_exgrpo.infra.loading import load_policy, read_config, resolve_device, resolve_model_name
 from nano_exgrpo.infra.precision import resolve_dtypes
 from nano_exgrpo.infra.session import load_data
-from nano_exgrpo.policy import Policy, encode_questions, load_policy, resolve_device, resolve_model_name
+from nano_exgrpo.policy import Policy, encode_questions
 from nano_exgrpo.questions import Question, questions_digest
 
 
@@ -138,11 +138,8 @@ def find_dtypes(config: EvalConfig, subject: Subject, device: torch.device) -> t
 
 
 def stored_dtype(weights: str) -> torch.dtype | None:
-    """The dtype that a model's configuration names. None where it names none or cannot be read, which loading will say."""
-    try:
-        return AutoConfig.from_pretrained(resolve_model_name(weights)).dtype
-    except (OSError, ValueError):
-        return None
+    """The dtype that a model's configuration names; None where it names none."""
+    return read_config(weights).dtype
 
 
 def generate(

@@ -17,8 +17,8 @@ from nano_exgrpo.evaluation.evaluate import evaluate
 from nano_exgrpo.evaluation.generations import read_generations
 from nano_exgrpo.evaluation.statistics import paired_difference, wilson
 from nano_exgrpo.infra.checkpoint import save_model
+from nano_exgrpo.infra.loading import load_policy
 from nano_exgrpo.infra.session import load_data
-from nano_exgrpo.policy import load_policy
 
 
 def _make_run(folder, seed=0):

@@ -13,18 +13,9 @@ from tabular import exact_probabilities, outcomes, prompt, tabular_policy
 
 from nano_exgrpo import toy
 from nano_exgrpo.errors import InputError
+from nano_exgrpo.infra.loading import load_policy, resolve_device, resolve_model_name
 from nano_exgrpo.logprobs import mean_entropies, response_mask, token_batches, token_logprobs
-from nano_exgrpo.policy import (
-    HUB_IDS,
-    compile_layers,
-    enable_gradient_checkpointing,
-    encode_prompt,
-    find_stop_ids,
-    load_policy,
-    make_policy,
-    resolve_device,
-    resolve_model_name,
-)
+from nano_exgrpo.policy import enable_gradient_checkpointing, encode_prompt, find_stop_ids, make_policy
 from nano_exgrpo.rollout import generate_responses
 
 LENGTHS = [(3, 5), (1, 1), (6, 2), (2, 7)]

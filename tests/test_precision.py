@@ -9,13 +9,13 @@ import warnings
 import pytest
 import torch
 from conftest import ROOT, build, ragged, tiny_toy
+from nano_exgrpo.infra.lora import adapter_state, add_lora, has_lora, load_adapter, plain_state_dict
 
 from nano_exgrpo.errors import InputError
 from nano_exgrpo.infra.checkpoint import save_model, write_model
-from nano_exgrpo.infra.lora import adapter_state, add_lora, has_lora, load_adapter, plain_state_dict
+from nano_exgrpo.infra.loading import load_policy
 from nano_exgrpo.infra.precision import StochasticAdamW, make_optimizer, resolve_dtypes, round_stochastically
 from nano_exgrpo.logprobs import token_logprobs
-from nano_exgrpo.policy import load_policy
 
 CPU = torch.device("cpu")
 MODES = [

@@ -8,8 +8,9 @@ from conftest import ragged, tiny_toy
 from nano_exgrpo import toy
 from nano_exgrpo.checker import reward
 from nano_exgrpo.infra.checkpoint import save_model
+from nano_exgrpo.infra.loading import load_policy
 from nano_exgrpo.logprobs import token_logprobs
-from nano_exgrpo.policy import encode_prompt, end_of_turn, load_policy
+from nano_exgrpo.policy import encode_prompt, end_of_turn
 from nano_exgrpo.questions import sum_questions
 
 

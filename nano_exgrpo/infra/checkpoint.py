@@ -21,9 +21,10 @@ import torch
 from nano_exgrpo.errors import InputError
 from nano_exgrpo.infra import distributed
 from nano_exgrpo.infra.files import flush, write_text
-from nano_exgrpo.infra.lora import has_lora, plain_state_dict
+from nano_exgrpo.infra.loading import without_bars
+from nano_exgrpo.infra.precision import has_lora, plain_state_dict
 from nano_exgrpo.infra.run_folder import list_checkpoints
-from nano_exgrpo.policy import Policy, without_bars
+from nano_exgrpo.policy import Policy
 
 KEPT = 2  # the last checkpoint, and one before it in case the disk fills up while writing
 

@@ -14,6 +14,13 @@ import torch
 from tqdm import tqdm
 
 from nano_exgrpo import toy
+from nano_exgrpo.arithmetic import (
+    DEMONSTRATIONS,
+    TRAINING_QUESTIONS,
+    arithmetic_demonstrations,
+    arithmetic_questions,
+    is_arithmetic,
+)
 from nano_exgrpo.config import TrainConfig
 from nano_exgrpo.errors import InputError, Interrupted
 from nano_exgrpo.evaluation.evaluate import evaluate
@@ -21,20 +28,20 @@ from nano_exgrpo.infra import distributed
 from nano_exgrpo.infra.checkpoint import load_state, save_checkpoint, save_model, set_random_state
 from nano_exgrpo.infra.curves import plot_curves
 from nano_exgrpo.infra.files import append_lines
-from nano_exgrpo.infra.lora import adapter_state, add_lora, load_adapter, require_peft
+from nano_exgrpo.infra.loading import load_policy, resolve_device, resolve_model_name
 from nano_exgrpo.infra.memory import warms_up
 from nano_exgrpo.infra.metrics import eval_metrics, summary
-from nano_exgrpo.infra.precision import make_optimizer, own_part, resolve_dtypes
+from nano_exgrpo.infra.precision import (
+    adapter_state,
+    add_lora,
+    load_adapter,
+    make_optimizer,
+    own_part,
+    resolve_dtypes,
+)
 from nano_exgrpo.infra.run_folder import claim_run, open_run, reopen_run
 from nano_exgrpo.infra.stop import StopRequest
-from nano_exgrpo.policy import (
-    Policy,
-    enable_gradient_checkpointing,
-    encode_questions,
-    load_policy,
-    resolve_device,
-    resolve_model_name,
-)
+from nano_exgrpo.policy import Policy, enable_gradient_checkpointing, encode_questions
 from nano_exgrpo.questions import Question, QuestionSampler, load_questions, mislabel, questions_digest, split_held_out
 from nano_exgrpo.replay import ReplayBuffer
 from nano_exgrpo.reward import grade, reward_of
@@ -100,6 +107,7 @@ class Run:
     def __init__(self, config: TrainConfig, stop: StopRequest) -> None:
         self.config, self.stop, self.folder = config, stop, Path(config.run)
         self.resumed = bool(config.resume)
+        self.before: dict[str, Any] = {}  # what was measured before a warm-up
         if not self.resumed and distributed.is_main():
             claim_run(self.folder, overwrite=config.overwrite)
 
@@ -110,7 +118,7 @@ class Run:
             reopen_run(self.folder, {**asdict(self.config), "resume": ""}, state.step)
         elif distributed.is_main():
             open_run(self.folder, asdict(self.config))
-            self.log(0, first, [])
+            self.log(0, {**self.before, **first}, [])
 
     def log(self, step: int, row: dict[str, Any], samples: list[dict[str, Any]]) -> None:
         if distributed.is_main():
@@ -174,7 +182,7 @@ def prepare(config: TrainConfig, run: Run) -> State:
     torch.manual_seed(config.seed)
     checkpoint, saved = load_state(run.folder, config.steps) if run.resumed else (None, {})
     train_questions, held_out = load_data(config)
-    demonstrations = read_demonstrations(config.warmup_data) if warms_up(config) and not run.resumed else []
+    demonstrations = load_demonstrations(config, held_out) if warms_up(config) and not run.resumed else []
     settings: dict[str, Any] = dict(
         temperature=config.temperature,
         autocast=autocast,
@@ -204,8 +212,6 @@ def prepare(config: TrainConfig, run: Run) -> State:
             f"the questions of {config.data or 'the toy'}, or the prompts that the chat template makes of them, are not "
             f"those that run {run.folder} was trained on; put them back, or start a new run"
         )
-    if demonstrations:
-        follow_demonstrations(policy, demonstrations, config, run.stop)
 
     questions = distributed.shard(train_questions)
     seed = config.seed + distributed.rank()
@@ -228,6 +234,9 @@ def prepare(config: TrainConfig, run: Run) -> State:
                 f"folder to resume from the one before"
             ) from None
     else:
+        if demonstrations:
+            run.before = {"eval/before_warmup": held_out_metrics(state, config)["eval/accuracy"]}
+            follow_demonstrations(policy, demonstrations, config, run.stop)
         torch.manual_seed(seed)  # the same rollouts whether the warmed-up policy was made or read from its cache
     return state
 
@@ -236,11 +245,9 @@ def check_early(config: TrainConfig) -> None:
     """What would fail late, before anything costly is done. Raises InputError."""
     resolve_device(config.device)
     distributed.share_of(config.questions_per_step, "--questions-per-step")
-    if config.lora_rank:
-        require_peft()
     if config.model != "toy" and not config.resume:
         resolve_model_name(config.model)
-    if warms_up(config) and not config.warmup_data:
+    if warms_up(config) and not config.warmup_data and not is_arithmetic(config.data):
         raise InputError("--warmup-steps on a real model needs demonstrations: name them with --warmup-data")
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -248,7 +255,9 @@ def check_early(config: TrainConfig) -> None:
 
 def load_data(config: TrainConfig) -> tuple[list[Question], list[Question]]:
     """(training questions, held-out questions)."""
-    if config.data:
+    if is_arithmetic(config.data):
+        questions = arithmetic_questions(config.data, TRAINING_QUESTIONS + config.held_out, seed=config.seed)
+    elif config.data:
         questions = load_questions(config.data, question_field=config.question_field, answer_field=config.answer_field)
     else:
         questions = toy.sum_questions(config.toy_questions + config.held_out, seed=config.seed)
@@ -256,6 +265,13 @@ def load_data(config: TrainConfig) -> tuple[list[Question], list[Question]]:
     if config.out_of_reach:
         train_questions = toy.put_out_of_reach(train_questions, config.out_of_reach, seed=config.seed)
     return mislabel(train_questions, config.wrong_answers, seed=config.seed), held_out
+
+
+def load_demonstrations(config: TrainConfig, held_out: Sequence[Question]) -> list[tuple[Question, str]]:
+    """What a real model is shown first: the user's demonstrations, or generated ones of questions not held out."""
+    if config.warmup_data:
+        return read_demonstrations(config.warmup_data)
+    return arithmetic_demonstrations(config.data, DEMONSTRATIONS, seed=config.seed, avoid=held_out)
 
 
 def encode_fitting(policy: Policy, questions: Sequence[Question], config: TrainConfig) -> list[Question]:
