@@ -24,7 +24,6 @@ from nano_exgrpo.trajectory import Trajectory
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
-GOLDEN = SHARED / "golden" / "loss_handed.json"
 QWEN_TOKENIZER = SHARED / "tokenizers" / "qwen2.5-math"
 
 torch.set_num_threads(1)  # the models here are so small that a second thread costs more than it gives
