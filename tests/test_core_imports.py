@@ -38,8 +38,8 @@ def test_training_without_any_optional_package(tmp_path):
         """
         import train
         code = train.main(
-            "--run r --steps 2 --warmup-steps 2 --questions-per-step 2 --group-size 2 --toy-questions 9 --held-out 2 --save-every 1 "
-            "--toy-hidden 16 --toy-layers 1 --toy-skill-steps 0 --toy-demonstrations 0 --device cpu".split()
+            "--run r --steps 2 --warmup-steps 2 --questions-per-step 2 --group-size 2 --toy-questions 9 --held-out 2 "
+            "--save-every 1 --toy-skill-steps 0 --device cpu".split()
         )
         third = {name.split(".")[0] for name in sys.modules} & BLOCKED
         print("LOADED", sorted(third), "CODE", code)
