@@ -139,9 +139,10 @@ def context_of(config: Any) -> int:
     """Most tokens that a model with this configuration can attend to; 2**20 where nothing limits them."""
     config = config.get_text_config(decoder=True)
     names = ("max_position_embeddings", "max_seq_len", "seq_length", "max_target_positions")
-    limits = [getattr(config, name, None) for name in names]
-    if config.model_type == "bloom":
-        limits.append(2048)  # what all published ones were trained on; few of them say so
+    # Sparse attention attends to all tokens up to index_topk of them. Beyond, padding has a say in which.
+    limits = [getattr(config, name, None) for name in (*names, "index_topk")]
+    if config.model_type == "bloom" and not any(limits):
+        limits.append(2048)  # what all published ones were trained on, whether or not they say so
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in (rope, *rope.values()):  # one for all layers, or one for each type of layer
         if isinstance(parameters, dict) and parameters.get("rope_type") == "longrope":

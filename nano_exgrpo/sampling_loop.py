@@ -71,8 +71,9 @@ def require_keys_and_values(cache: Any, kind: str) -> None:
     """Raises InputError for a cache from which rows cannot be chosen: that of a state-space layer, say."""
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-    layers = getattr(cache, "layers", [cache])
-    if any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
+    layers = getattr(cache, "layers", [])
+    plain = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
+    if not plain or not hasattr(cache, "batch_select_indices"):
         raise InputError(f"model type {kind} keeps more than keys and values; use --sampler generate")
 
 

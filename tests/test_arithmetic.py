@@ -16,7 +16,7 @@ from nano_exgrpo.checker import reward
 from nano_exgrpo.config import PRESETS, resolve
 from nano_exgrpo.errors import InputError
 from nano_exgrpo.infra.checkpoint import save_model
-from nano_exgrpo.infra.session import check_early, load_data, load_demonstrations
+from nano_exgrpo.infra.prepare import check_early, load_data, load_demonstrations
 from nano_exgrpo.policy import make_policy
 from nano_exgrpo.warmup import BATCH
 from train import train

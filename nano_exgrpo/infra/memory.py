@@ -164,7 +164,7 @@ def one_remedy(
         ("--gradient-checkpointing", {"gradient_checkpointing": True}),
         ("--train-batch-tokens 2048", {"train_batch_tokens": min(2048, config.train_batch_tokens)}),
         ("--optimizer adamw16", {"optimizer": "adamw16"}),
-        ("--lora-rank 32", {"lora_rank": 32, "optimizer": "adamw"}),
+        ("--lora-rank 32", {"lora_rank": 32}),
     ]
     for flag, change in remedies:
         total = estimate(shape, dataclasses.replace(config, **change), device, world_size)["total"]
