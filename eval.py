@@ -28,7 +28,6 @@ from typing import Any
 import torch
 import transformers
 from tqdm import tqdm
-from transformers import AutoConfig
 
 from nano_exgrpo.config import CommandLine, TrainConfig, recorded_config
 from nano_exgrpo.errors import InputError
@@ -41,10 +40,11 @@ from nano_exgrpo.evaluation.html_report import visible
 from nano_exgrpo.evaluation.settings import EvalConfig
 from nano_exgrpo.evaluation.statistics import average
 from nano_exgrpo.infra.files import Unwritable, read_json, write_text
+from nano_exgrpo.infra.loading import load_policy, read_config, resolve_device, resolve_model_name
 from nano_exgrpo.infra.precision import resolve_dtypes
+from nano_exgrpo.infra.prepare import load_data
 from nano_exgrpo.infra.run_folder import list_checkpoints
-from nano_exgrpo.infra.session import load_data
-from nano_exgrpo.policy import Policy, load_policy, resolve_device, resolve_model_name
+from nano_exgrpo.policy import Policy
 from nano_exgrpo.questions import questions_digest
 
 
@@ -179,10 +179,7 @@ def find_dtypes(config: EvalConfig, subject: Subject, device: torch.device) -> t
         return getattr(torch, config.dtype), None
     run = subject.run
     dtype, autocast = resolve_dtypes(run.dtype if run else "auto", "adamw", 0, device)
-    try:
-        stored = AutoConfig.from_pretrained(resolve_model_name(subject.weights)).dtype if autocast else None
-    except (OSError, ValueError):  # loading will say
-        stored = None
+    stored = read_config(subject.weights).dtype if autocast else None
     if stored in (torch.bfloat16, torch.float16):
         return stored, None
     return dtype, None if run is None or run.lora_rank else autocast

@@ -15,7 +15,6 @@ constant.
 from __future__ import annotations
 
 import math
-import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -28,8 +27,9 @@ from nano_exgrpo.errors import InputError, Interrupted
 from nano_exgrpo.infra import distributed
 from nano_exgrpo.infra.memory import dry_run
 from nano_exgrpo.infra.metrics import Stopwatch, sample_rows, step_metrics
+from nano_exgrpo.infra.prepare import prepare
 from nano_exgrpo.infra.run_folder import explain_failure, sole_writer
-from nano_exgrpo.infra.session import Run, State, held_out_metrics, prepare
+from nano_exgrpo.infra.session import Run, State, held_out_metrics
 from nano_exgrpo.infra.stop import StopRequest
 from nano_exgrpo.loss import group_advantages, keep_difficulty
 from nano_exgrpo.replay import choose_trajectories
@@ -136,7 +136,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config, card = parse_train_config(argv)
         if card is not None:
-            if int(os.environ.get("RANK", 0)) == 0:  # as torchrun tells each process, and they need not meet for this
+            if distributed.speaks():
                 print(dry_run(config, card))
             return 0
         run = Path(config.run)
@@ -146,11 +146,13 @@ def main(argv: list[str] | None = None) -> int:
         distributed.finish()
         return 0
     except Interrupted as error:
-        if distributed.is_main():
+        if distributed.speaks():
             print(f"\ntrain.py: {error}", file=sys.stderr)
         return 130  # what a shell reports for Ctrl-C; a run that is saved ends with 0
     except (InputError, RuntimeError, MemoryError, OSError) as error:
-        print(f"\ntrain.py: {explain_failure(error, run)}", file=sys.stderr)
+        sentence = explain_failure(error, run)
+        if distributed.speaks() or not isinstance(error, InputError):  # what all processes find, one says
+            print(f"\ntrain.py: {sentence}", file=sys.stderr)
         return 2
 
 

@@ -27,9 +27,10 @@ from nano_exgrpo.infra.files import (
     read_json,  # noqa: E402
     write_text,  # noqa: E402
 )
+from nano_exgrpo.infra.loading import load_policy  # noqa: E402
 from nano_exgrpo.infra.run_folder import read_lines  # noqa: E402
 from nano_exgrpo.logprobs import token_logprobs  # noqa: E402
-from nano_exgrpo.policy import Policy, end_of_turn, load_policy  # noqa: E402
+from nano_exgrpo.policy import Policy, end_of_turn  # noqa: E402
 from nano_exgrpo.questions import InputError  # noqa: E402
 
 TARGET = ROOT / "docs" / "run.json"

@@ -47,7 +47,8 @@ class TrainConfig:
     )
     data: str = setting(
         "",
-        "questions: a .jsonl file or a hub id[:configuration[:split]]; empty: toy sums for the toy, GSM8K for a real model",
+        "questions: a .jsonl file, a hub id[:configuration[:split]], or generated ones: arithmetic, arithmetic:easy, "
+        "arithmetic:hard; empty: toy sums for the toy, GSM8K for a real model",
         paper="Elliott/Openr1-Math-46k-8192",
     )
     question_field: str = setting("question", "name of the question's field in the data")
@@ -56,9 +57,10 @@ class TrainConfig:
     system_prompt: str = setting(SYSTEM_PROMPT, "system message of every prompt; empty leaves it out")
     preset: str = setting(
         "auto",
-        "settings to start from. toy; hard: a toy where replay pays; 24gb, 12gb: one small GPU; paper: the released run, "
+        "settings to start from. toy; hard: a toy where replay pays; 24gb, 12gb: one small GPU; laptop: a model of "
+        "135M weights learns arithmetic on two CPU cores; paper: the released run, "
         "without its system prompt; auto: toy for the toy, else 24gb",
-        choices="auto toy hard 24gb 12gb paper none",
+        choices="auto toy hard laptop 24gb 12gb paper none",
     )
 
     algo: str = setting(
@@ -212,6 +214,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     "hard": dict(
         TOY, questions_per_step=16, lr=5e-5, max_prompt_length=24, toy_skill_steps=500, start_threshold=-1.0,
         out_of_reach=0.98,
+    ),
+    # SmolLM2-135M-Instruct on two CPU cores: it boxes nothing at first, and learns arithmetic in words in 15 minutes.
+    "laptop": dict(
+        data="arithmetic", steps=40, questions_per_step=4, max_prompt_length=64, max_response_length=32, lr=1e-5,
+        system_prompt="Box the answer.", start_threshold=-1.0, sampler="loop", train_batch_tokens=2048,
+        warmup_steps=8, warmup_lr=5e-5, held_out=100, eval_every=10, log_samples=4,
     ),
     # Qwen2.5-Math-1.5B, all weights, on one 24 GB card: estimated peak 17 GB, in the update (--dry-run). fp32 weights
     # with their gradients and moments would take 25 GB by themselves, hence bf16 with stochastic rounding.

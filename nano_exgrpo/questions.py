@@ -273,8 +273,10 @@ def multiple_choice_prompt(question: str, options: list[str]) -> str:
 
 
 def questions_digest(questions: Iterable[Question]) -> str:
-    """16 hexadecimal digits that change when an id, a prompt or an answer does, or the order."""
-    return hashlib.sha256(json.dumps([(q.id, q.prompt, q.answer) for q in questions]).encode()).hexdigest()[:16]
+    """16 hexadecimal digits that change when an id, a prompt, its token ids or an answer does, or the order. Token ids
+    too, because a chat template may write today's date."""
+    rows = [(q.id, q.prompt, q.answer, [] if q.prompt_ids is None else q.prompt_ids.tolist()) for q in questions]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 
 # ------------------------------------------------------------------------------- split and order

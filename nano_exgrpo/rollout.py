@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from nano_exgrpo.errors import InputError
-from nano_exgrpo.policy import Policy
+from nano_exgrpo.policy import Policy, response_text
 from nano_exgrpo.questions import Question
-from nano_exgrpo.sampling_loop import DIVERGED, decode, for_generation, pad_left
+from nano_exgrpo.sampling_loop import DIVERGED, decode, pad_left
 from nano_exgrpo.trajectory import Trajectory
 
 
@@ -63,7 +63,7 @@ def _generate_batch(policy: Policy, prompts: list[Tensor], top_p: float, max_new
         rows = decode(policy, prompts, top_p, max_new_tokens)  # B × [T]
     else:
         ids, attention = pad_left(prompts, policy)  # [B, P] each
-        with torch.no_grad(), policy.precision(), for_generation(policy), bare_generation(policy.model) as generate:
+        with torch.no_grad(), policy.precision(), bare_generation(policy.model) as generate:
             try:
                 output = generate(
                     input_ids=ids,
@@ -142,6 +142,6 @@ def make_trajectory(policy: Policy, question: Question, response_ids: Tensor) ->
     return Trajectory(
         question,
         response_ids,
-        text=policy.tokenizer.decode(ids, skip_special_tokens=True),
+        text=response_text(policy, ids),
         truncated=not ids or ids[-1] not in policy.stop_ids,
     )

@@ -7,8 +7,8 @@ leave the batch, and a draw costs one random number, not V.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,13 +32,14 @@ def decode(policy: Policy, prompts: list[Tensor], top_p: float, max_new_tokens: 
     stops = torch.tensor(policy.stop_ids, device=policy.device)
     responses = torch.full((len(prompts), max_new_tokens), policy.pad_id, device=policy.device)  # [B, T]
 
-    with torch.no_grad(), policy.precision(), for_generation(policy):
+    with torch.no_grad(), policy.precision():
         positions = (attention.cumsum(1) - 1).clamp(min=0)  # [G, P]: padding on the left shifts no position
         output = model.base_model(input_ids=ids, attention_mask=attention, position_ids=positions, use_cache=True)
         logits = project(output.last_hidden_state[:, -1])  # [G, V]
         logits = logits[prompt_of]  # [B, V]
         name = "cache" if hasattr(output, "cache") else "past_key_values"  # transformers renamed it in 5.24
-        cache = getattr(output, name)
+        cache = getattr(output, name, None)
+        require_keys_and_values(cache, model.config.model_type)
         cache.batch_select_indices(prompt_of)
         attention = attention[prompt_of]  # [B, P]
         row_of = torch.arange(len(prompts), device=policy.device)  # [B]: the response that a row of the batch writes
@@ -64,6 +65,16 @@ def decode(policy: Policy, prompts: list[Tensor], top_p: float, max_new_tokens: 
             )
             logits = project(output.last_hidden_state[:, -1])  # [B, V]
     return list(responses.cpu())
+
+
+def require_keys_and_values(cache: Any, kind: str) -> None:
+    """Raises InputError for a cache from which rows cannot be chosen: that of a state-space layer, say."""
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    layers = getattr(cache, "layers", [])
+    plain = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
+    if not plain or not hasattr(cache, "batch_select_indices"):
+        raise InputError(f"model type {kind} keeps more than keys and values; use --sampler generate")
 
 
 def pad_left(prompts: Sequence[Tensor], policy: Policy) -> tuple[Tensor, Tensor]:
@@ -105,16 +116,3 @@ def draw_tokens(logits: Tensor, temperature: float, top_p: float = 1.0) -> Tenso
 def require_finite(values: Tensor) -> None:
     if not values.isfinite().all():
         raise InputError(DIVERGED)
-
-
-@contextmanager
-def for_generation(policy: Policy) -> Iterator[None]:
-    """Pause gradient checkpointing, which would switch the KV cache off and make generation quadratic."""
-    checkpointed = [m for m in policy.model.modules() if getattr(m, "gradient_checkpointing", False) and m.training]
-    for module in checkpointed:
-        module.training = False  # see `policy.enable_gradient_checkpointing`
-    try:
-        yield
-    finally:
-        for module in checkpointed:
-            module.training = True

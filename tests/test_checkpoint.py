@@ -14,8 +14,8 @@ from conftest import ragged
 from nano_exgrpo.errors import InputError
 from nano_exgrpo.infra import checkpoint
 from nano_exgrpo.infra.checkpoint import load_state, save_checkpoint, save_model, set_random_state, write_folder
+from nano_exgrpo.infra.loading import load_policy
 from nano_exgrpo.logprobs import token_logprobs
-from nano_exgrpo.policy import load_policy
 
 
 def names(run: Path) -> list[str]:

@@ -21,8 +21,9 @@ from nano_exgrpo.evaluation.statistics import paired_difference, wilson
 from nano_exgrpo.infra import files, session
 from nano_exgrpo.infra.checkpoint import save_model
 from nano_exgrpo.infra.files import Unwritable
-from nano_exgrpo.infra.session import load_data
-from nano_exgrpo.policy import encode_questions, load_policy
+from nano_exgrpo.infra.loading import load_policy
+from nano_exgrpo.infra.prepare import load_data
+from nano_exgrpo.policy import encode_questions
 from nano_exgrpo.reward import reward_of
 
 

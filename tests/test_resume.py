@@ -17,8 +17,8 @@ from conftest import ROOT, flags_of, metrics, tiny_config
 
 import train
 from nano_exgrpo.infra import session as start
+from nano_exgrpo.infra.loading import load_policy
 from nano_exgrpo.infra.run_folder import read_lines
-from nano_exgrpo.policy import load_policy
 
 VOLATILE = ("tokens_per_second",)
 

@@ -21,10 +21,11 @@ from nano_exgrpo import update as update_module
 from nano_exgrpo.config import resolve
 from nano_exgrpo.evaluation import evaluate as evaluate_module
 from nano_exgrpo.infra import session as start_module
+from nano_exgrpo.infra.loading import load_policy
 from nano_exgrpo.infra.metrics import choose_samples, summary
 from nano_exgrpo.infra.run_folder import read_lines
 from nano_exgrpo.logprobs import token_logprobs
-from nano_exgrpo.policy import encode_prompt, load_policy
+from nano_exgrpo.policy import encode_prompt
 from nano_exgrpo.replay import ReplayBuffer
 from nano_exgrpo.reward import grade
 from nano_exgrpo.trajectory import Trajectory

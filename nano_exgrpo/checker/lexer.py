@@ -1,21 +1,18 @@
-"""Stage 1 of the answer checker: characters -> tokens.
-
-    characters -> tokens (this file) -> tree (cursor, commands, expressions, latex) -> number (arithmetic, values)
-    -> equal or not (reals, comparison, equality) -> verdict (checker)
+r"""Characters -> tokens.
 
 `tokenize` takes an answer as people and models write it (LaTeX, plain text, unicode, code-like `2*x**3`) and
-gives a flat list of `Token`s in one spelling: `\\dfrac`, `\\tfrac` and `\\cfrac` all become `frac`; `\\leqslant`,
-`≤` and `<=` all become `<=`; layout (spacing, sizes, colours, fonts, `\\left`, dollar signs) is gone.
+gives a flat list of `Token`s in one spelling: `\dfrac`, `\tfrac` and `\cfrac` all become `frac`; `\leqslant`,
+`≤` and `<=` all become `<=`; layout (spacing, sizes, colours, fonts, `\left`, dollar signs) is gone.
 Everything that means something is kept: what has no meaning here becomes a token of kind "bad", on which the
 parser fails. Nothing is dropped in silence and nothing is ever executed.
 
 Token kinds
     based  a numeral with letters in a stated base, `3A7_16`
     num    a numeral; `value` is its exact rational value, `text` its digits as written without separators
-    name   one letter or a symbol command (`x`, `\\alpha`, `\\hbar`): a mathematical symbol
+    name   one letter or a symbol command (`x`, `\alpha`, `\hbar`): a mathematical symbol
     word   a run of two or more bare letters (`ab`, `yes`, `cm`): the parser decides what it is
-    text   a word of a `\\text{...}`-like command, in lower case if it is longer than one letter
-    roman  one letter of a `\\text{...}`-like command: a unit, a symbol or a choice
+    text   a word of a `\text{...}`-like command, in lower case if it is longer than one letter
+    roman  one letter of a `\text{...}`-like command: a unit, a symbol or a choice
     cmd    a known command or function (`frac`, `sqrt`, `sin`, `pi`, `begin`)
     op     a sign: + - * / ^ _ ( ) [ ] { } | , ; : = < > <= >= != ~= -> in cup cap setminus % deg ' ! pm mp ...
     bad    anything unknown
@@ -28,6 +25,8 @@ import re
 import unicodedata
 from fractions import Fraction
 from typing import NamedTuple
+
+from nano_exgrpo.checker.functions import CALLED, FUNCTIONS, SPELLINGS
 
 MAX_CHARS = 4_000  # longer answers are compared as strings only
 MAX_EXPONENT = 5_000  # of e-notation: 1e5000 is built, 1e5001 is not
@@ -43,110 +42,20 @@ class Token(NamedTuple):
 
 # ---------------------------------------------------------------------------------------------- unicode -> LaTeX
 
-_UNICODE = {
-    "−": "-",
-    "–": "-",
-    "—": "-",
-    "‐": "-",
-    "‑": "-",
-    "‒": "-",
-    "×": r"\times ",
-    "·": r"\cdot ",
-    "⋅": r"\cdot ",
-    "∙": r"\cdot ",
-    "•": r"\cdot ",
-    "∗": "*",
-    "÷": "/",
-    "∕": "/",
-    "⁄": "/",
-    "±": r"\pm ",
-    "∓": r"\mp ",
-    "√": r"\sqrt ",
-    "∛": r"\sqrt[3]",
-    "∜": r"\sqrt[4]",
-    "∞": r"\infty ",
-    "≤": r"\le ",
-    "≥": r"\ge ",
-    "⩽": r"\le ",
-    "⩾": r"\ge ",
-    "≦": r"\le ",
-    "≧": r"\ge ",
-    "≠": r"\ne ",
-    "≈": r"\approx ",
-    "≃": r"\approx ",
-    "∼": r"\approx ",
-    "≡": r"\equiv ",
-    "→": r"\to ",
-    "∪": r"\cup ",
-    "∩": r"\cap ",
-    "∈": r"\in ",
-    "∉": r"\notin ",
-    "∅": r"\emptyset ",
-    "∖": r"\setminus ",
-    "ℝ": r"\mathbb{R}",
-    "ℤ": r"\mathbb{Z}",
-    "ℕ": r"\mathbb{N}",
-    "ℚ": r"\mathbb{Q}",
-    "ℂ": r"\mathbb{C}",
-    "°": r"\degree ",
-    "º": r"\degree ",
-    "˚": r"\degree ",
-    "′": "'",
-    "’": "'",
-    "‘": "'",
-    "″": "''",
-    "“": '"',
-    "”": '"',
-    "…": r"\ldots ",
-    "⋯": r"\ldots ",
-    "⌊": r"\lfloor ",
-    "⌋": r"\rfloor ",
-    "⌈": r"\lceil ",
-    "⌉": r"\rceil ",
-    "∠": r"\angle ",
-    "△": r"\triangle ",
-    "⟨": r"\langle ",
-    "⟩": r"\rangle ",
-    "∣": "|",
-    "∑": r"\sum ",
-    "∏": r"\prod ",
-    "∫": r"\int ",
-    "ℏ": r"\hbar ",
-    "∀": r"\forall ",
-    "∂": r"\partial ",
-    "∇": r"\nabla ",
-    "¢": r"\text{ cents}",
-    "€": r"\text{€}",
-    "£": r"\text{£}",
-    "¥": r"\text{¥}",
-    "，": ",",
-    "；": ";",
-    "：": ":",
-    "。": ".",
-    "、": ",",
-    "％": r"\%",
-    "℃": r"\degree C",
-    "℉": r"\degree F",
-    "⊤": r"\top ",
-    "\u2003": " ",
-    "\u00a0": r"\,",
-    "\u2009": r"\,",
-    "\u202f": r"\,",
-    "\u2007": r"\,",
-    "\u200a": r"\,",
-    "\u2005": r"\,",
-    "\u2006": r"\,",
-    "\u2008": r"\,",
-    "ϵ": r"\epsilon ",
-    "ϕ": r"\phi ",
-    "∆": r"\Delta ",
-    "Ω": r"\Omega ",
-    "µ": r"\mu ",
-}
+_COMMAND_SIGNS = """× times · cdot ⋅ cdot ∙ cdot • cdot ± pm ∓ mp √ sqrt ∞ infty ≤ le ≥ ge ⩽ le ⩾ ge ≦ le ≧ ge ≠ ne
+≈ approx ≃ approx ∼ approx ≡ equiv → to ∪ cup ∩ cap ∈ in ∉ notin ∅ emptyset ∖ setminus ° degree º degree ˚ degree
+… ldots ⋯ ldots ⌊ lfloor ⌋ rfloor ⌈ lceil ⌉ rceil ∠ angle △ triangle ⟨ langle ⟩ rangle ∑ sum ∏ prod ∫ int ℏ hbar
+∀ forall ∂ partial ∇ nabla ⊤ top ϵ epsilon ϕ phi ∆ Delta Ω Omega µ mu""".split()
 _GREEK_NAMES = (
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau "
     "upsilon phi chi psi omega"
 ).split()
+_UNICODE = dict(zip("−–—‐‑‒∗÷∕⁄∣，、；：。“”\u2003", '------*///|,,;:."" ')) | dict.fromkeys("′’‘", "'")
+_UNICODE |= {sign: f"\\{name} " for sign, name in zip(_COMMAND_SIGNS[::2], _COMMAND_SIGNS[1::2])}
+_UNICODE |= dict.fromkeys("\u00a0\u2009\u202f\u2007\u200a\u2005\u2006\u2008", r"\,")
+_UNICODE |= {sign: rf"\mathbb{{{letter}}}" for sign, letter in zip("ℝℤℕℚℂ", "RZNQC")}
+_UNICODE |= {"∛": r"\sqrt[3]", "∜": r"\sqrt[4]", "″": "''", "％": r"\%", "℃": r"\degree C", "℉": r"\degree F"}
+_UNICODE |= {"¢": r"\text{ cents}"} | {sign: rf"\text{{{sign}}}" for sign in "€£¥"}
 for _name in _GREEK_NAMES:
     for _case, _latex in (("SMALL", _name), ("CAPITAL", _name.capitalize())):
         _official = "LAMDA" if _name == "lambda" else _name.upper()
@@ -184,126 +93,43 @@ def to_ascii(text: str) -> str:
 # ------------------------------------------------------------------------------------------------- what is written
 
 
-def _table(**spellings: str) -> dict[str, str]:
-    """spelling -> canonical name, from canonical="spelling spelling ..."."""
-    return {spelling: canonical for canonical, line in spellings.items() for spelling in line.split()}
-
-
-_OPS = {  # commands that are signs
-    **dict.fromkeys("le leq leqslant leqq".split(), "<="),
-    **dict.fromkeys("ge geq geqslant geqq".split(), ">="),
-    **dict.fromkeys("ne neq".split(), "!="),
-    "lt": "<",
-    "gt": ">",
-    "in": "in",
-    "notin": "notin",
-    **dict.fromkeys("approx simeq sim cong thickapprox doteq".split(), "~="),
-    "equiv": "==",
-    **dict.fromkeys("to rightarrow mapsto longrightarrow".split(), "->"),
-    **dict.fromkeys("implies Rightarrow Longrightarrow iff Leftrightarrow".split(), "=>"),
-    "cup": "cup",
-    "cap": "cap",
-    **dict.fromkeys("setminus backslash smallsetminus".split(), "setminus"),
-    **dict.fromkeys("times cdot ast".split(), "*"),
-    "div": "/",
-    "slash": "/",
-    "pm": "pm",
-    "mp": "mp",
-    "{": r"\{",
-    "}": r"\}",
-    "lbrace": r"\{",
-    "rbrace": r"\}",
-    "langle": "(",
-    "rangle": ")",
-    "lbrack": "[",
-    "rbrack": "]",
-    "lparen": "(",
-    "rparen": ")",
-    **dict.fromkeys("lvert rvert vert mid | Vert lVert rVert".split(), "|"),
-    "lfloor": "lfloor",
-    "rfloor": "rfloor",
-    "lceil": "lceil",
-    "rceil": "rceil",
-    "%": "%",
-    "degree": "deg",
-    "circ": "circ",
-    "prime": "'",
-    "colon": ":",
-    **dict.fromkeys("ldots dots cdots dotsc dotsb".split(), "..."),
-    "&": "&",
-    "_": "_",
-    ".": ".",
-    "land": "and",
-    "wedge": "and",
-    "lor": "or",
-    "vee": "or",
-    "top": "top",
-    "intercal": "top",
+_SIGN_NAMES = {  # sign -> the commands for it
+    "<=": "le leq leqslant leqq",
+    ">=": "ge geq geqslant geqq",
+    "!=": "ne neq",
+    "<": "lt",
+    ">": "gt",
+    "~=": "approx simeq sim cong thickapprox doteq",
+    "==": "equiv",
+    "->": "to rightarrow mapsto longrightarrow",
+    "=>": "implies Rightarrow Longrightarrow iff Leftrightarrow",
+    "setminus": "setminus backslash smallsetminus",
+    "*": "times cdot ast",
+    "/": "div slash",
+    r"\{": "{ lbrace",
+    r"\}": "} rbrace",
+    "(": "langle lparen",
+    ")": "rangle rparen",
+    "[": "lbrack",
+    "]": "rbrack",
+    "|": "lvert rvert vert mid | Vert lVert rVert",
+    "deg": "degree",
+    "'": "prime",
+    ":": "colon",
+    "...": "ldots dots cdots dotsc dotsb",
+    "and": "land wedge",
+    "or": "lor vee",
+    "top": "top intercal",
 }
-_SYMBOLS = {
-    *_GREEK_NAMES,
-    *(n.capitalize() for n in _GREEK_NAMES),
-    "hbar",
-    "ell",
-    "odot",
-    "mho",
-    "partial",
-    "nabla",
-    "star",
-    "Re",
-    "Im",
-    "imath",
-    "jmath",
-    "oplus",
-    "otimes",
-    "perp",
-    "parallel",
-    "triangle",
-    "square",
-} - {"pi"}
-FUNCTIONS = set(
-    "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch "
-    "arcsinh arccosh "
-    "arctanh cis ln log lg exp sqrt cbrt min max gcd lcm det factorial binom floor ceil abs sgn arg".split()
+_OPS = {name: sign for sign, names in _SIGN_NAMES.items() for name in names.split()}
+_OPS |= {name: name for name in "in notin cup cap pm mp lfloor rfloor lceil rceil circ % & _ .".split()}
+_SYMBOLS = {*_GREEK_NAMES, *(name.capitalize() for name in _GREEK_NAMES)} - {"pi"} | set(
+    "hbar ell odot mho partial nabla star Re Im imath jmath oplus otimes perp parallel triangle square".split()
 )
-_COMMANDS = FUNCTIONS | set(
-    "pi infty emptyset frac overline overrightarrow hat dot ddot tilde sum prod int lim angle choose "
-    "pmod bmod mod over reals".split()
-)
-_ALIASES = _table(
-    frac="dfrac tfrac cfrac nicefrac sfrac",
-    binom="dbinom tbinom",
-    emptyset="varnothing",
-    overline="overbar bar",
-    hat="widehat",
-    tilde="widetilde",
-    csc="cosec",
-    cot="ctg",
-    tan="tg",
-    arctan="arctg atan",
-    arcsin="asin",
-    arccos="acos",
-    arcsinh="asinh arsinh",
-    arccosh="acosh arcosh",
-    arctanh="atanh artanh",
-    infty="infinity inf oo",
-    int="iint oint",
-    sgn="sign",
-    ceil="ceiling",
-    lim="limit",
-    angle="measuredangle",
-    epsilon="varepsilon",
-    phi="varphi",
-    theta="vartheta",
-    rho="varrho",
-    sigma="varsigma",
-    pi="varpi",
-    reals="R Reals real",
-)
+_VARIANTS = {"var" + name: name for name in "epsilon phi theta rho sigma".split()}
 # Plain-text names that are read without a backslash (`2*pi*r`, `sqrt(5)`, `np.arcsin(x)`).
-_BARE = {name: name for name in FUNCTIONS | {"pi"}}
-_BARE |= {spelling: name for spelling, name in _ALIASES.items() if name in FUNCTIONS or name == "infty"}
-_BARE |= {name: name for name in ("theta", "alpha", "beta", "gamma", "lambda", "omega", "sigma", "delta")}
+_BARE = {name: name for name in CALLED | {"pi", "inf"} | set("theta alpha beta gamma lambda omega sigma delta".split())}
+_BARE |= {spelling: name for spelling, name in SPELLINGS.items() if name in CALLED or name == "inf"}
 # ... and those of them that are also found inside a run of letters (`xsinx`, `2pir`).
 _NEVER_INSIDE = set("oo inf min max cis arg sign det abs lg tg".split())
 _INSIDE = re.compile("|".join(sorted(set(_BARE) - _NEVER_INSIDE, key=len, reverse=True)))
@@ -493,7 +319,7 @@ class _Lexer:
         content = bare[1] if bare else self.argument()
         if content is None or self.depth == MAX_TEXT_DEPTH:
             return self.add("bad", command)
-        if (command == "operatorname" or content.strip() == "cis") and _BARE.get(content.strip()) in FUNCTIONS:
+        if (command == "operatorname" or content.strip() == "cis") and _BARE.get(content.strip()) in CALLED:
             return self.out.append(_command(_BARE[content.strip()]))
         for token in _Lexer(content.replace("~", " "), self.lists, self.depth + 1).run():
             if token.kind == "word" or token.kind == "cmd" and token.text in ("min", "max", "sec", "det", "sgn"):
@@ -505,12 +331,13 @@ class _Lexer:
 
 def _command(name: str) -> Token:
     """The token of a command without its backslash."""
-    name = _ALIASES.get(name, name)
+    name = SPELLINGS.get(name) or _VARIANTS.get(name, name)
     if name in _OPS:
         return Token("op", _OPS[name])
     if name in _SYMBOLS:
         return Token("name", "\\" + name)
-    return Token("cmd", name) if name in _COMMANDS else Token("bad", "\\" + name)
+    known = name in FUNCTIONS and FUNCTIONS[name].reading
+    return Token("cmd", name) if known else Token("bad", "\\" + name)
 
 
 def split_word(word: str) -> list[Token]:

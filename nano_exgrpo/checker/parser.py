@@ -1,6 +1,6 @@
-"""Stage 2 of the answer checker, last third: answers; tokens -> tree, by recursive descent.
+r"""Tokens -> tree, by recursive descent.
 
-The grammar, loosest binding first; each rule is one method of `Parser`, in this order:
+The grammar, loosest binding first. Each rule is one method of `AnswerParser`, in this order:
 
     answer    := clause (("," | ";" | "and" | "or") clause)* qualifier?      a list; with "or": alternatives
     qualifier := ","? ("for" | "where" | "with") anything | symbols "in" R   where a formula holds
@@ -8,31 +8,48 @@ The grammar, loosest binding first; each rule is one method of `Parser`, in this
     ratio     := set (":" set)*                                              3:4, 7:30
     set       := quantity (("cup" | "cap" | "setminus") quantity)*           (0,1) cup {3}
     quantity  := currency? sum multiple? unit? ("and"? number unit)*         5 cm, $2 million, 1 hour 30 minutes
-    sum       := ...                                                         see `expressions`
-    label     := words, where a value is expected                            Area = 5; "all real numbers"
+    sum       := product (("+" | "-" | "pm" | "mp") product)* ("over" sum)?
+    product   := signed (("*" | "/" | "mod")? signed)*                       an absent sign is a product
+    signed    := ("+" | "-" | "pm" | "mp")* power
+    power     := atom suffix* ("^" exponent)*
+    suffix    := "!" | "!!" | "%" | "deg" | "'" | "_" subscript
+    atom      := number | mixed number | symbol | call | group | absolute value | floor | ceiling
+               | bracket | braces | label | command
     bracket   := "(" | "[" | "]" clause ("," clause)* ")" | "]" | "["        a group, a tuple or an interval
     braces    := "{" answer? "}" | "{" clause "|" answer "}"                 a set
+    label     := words, where a value is expected                            Area = 5; "all real numbers"
+    command   := a row of `functions`, read by one of READINGS:
+    prefix    := name ("^" exponent | "_" argument)* (group | bare argument) sin x, sin^2 x, log_2 8, ln(x)
+    bare      := factors up to a sign or another function                    sin 2x cos x is (sin 2x)(cos x)
+    several   := name (group | set | argument)                               gcd(4, 6), max\{1, 2\}
+    fraction  := "frac" argument argument                                    \frac{1}{2}, \frac12, \frac{dy}{dx}
+    root      := "sqrt" ("[" sum "]")? argument
+    big       := ("sum" | "prod" | "int" | "lim") ("_" low)? ("^" high)? body
     environment                                                              matrices and cases
 
-All of the input is read or `parse` raises `ParseError`. The length of the input, the depth of nesting and the
-height of the tree are bounded, so that parsing takes milliseconds and nothing after it can recurse too deeply.
+All of the input is read or a `ParseError` is raised. Nothing is evaluated here: no power, no factorial. The length
+of the input, the depth of nesting and the height of the tree are bounded, so that parsing takes milliseconds and
+nothing after it can recurse too deeply.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from nano_exgrpo.checker.commands import NEGATIVE, POSITIVE
-from nano_exgrpo.checker.cursor import MAX_TOKENS, ParseError
-from nano_exgrpo.checker.expressions import ExpressionParser
-from nano_exgrpo.checker.lexer import MAX_CHARS, Token, tokenize
-from nano_exgrpo.checker.tree import INEQUALITIES, Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, Sym, height
+from nano_exgrpo.checker import tree
+from nano_exgrpo.checker.functions import CALLED, FUNCTIONS
+from nano_exgrpo.checker.lexer import MAX_CHARS, Token, split_word, tokenize
+from nano_exgrpo.checker.tree import Based, Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, Sym
 from nano_exgrpo.checker.units import Unit, parse_unit
 
 if TYPE_CHECKING:
     import sympy
 
+MAX_TOKENS = 1_500
+MAX_DEPTH = 30  # of nested brackets and arguments
 MAX_HEIGHT = 80  # of the tree
 QUALIFIERS = {"for", "where", "with"}
 MULTIPLES = dict(
@@ -43,46 +60,42 @@ MULTIPLES |= {
     for n, part in enumerate("third fourth fifth sixth seventh eighth ninth tenth".split(), 3)
 }
 MULTIPLES |= dict(halves=Fraction(1, 2), hundredths=Fraction(1, 100), thousandths=Fraction(1, 1000))
+BASE_WORDS = dict(zip("two three four five six seven eight nine ten eleven twelve".split(), map(str, range(2, 13))))
+BASE_WORDS["sixteen"] = "16"
 RELATIONS = {"=", "<", ">", "<=", ">=", "!=", "~=", "==", "->", "=>", "in", "notin"}
+SIGNS = {"+": "+", "-": "neg", "pm": "pm", "mp": "mp"}  # of a term -> the head of its node
 CURRENCIES = {"$", "€", "£", "¥", "usd", "eur", "rs", "inr"}
 ENDS = {"end", ",", ";", "and", "or", ")", "]", r"\}", "}", "&", "\\\\", "|"}
 MATRICES = set("pmatrix bmatrix vmatrix Bmatrix Vmatrix matrix smallmatrix array".split())
 ROWS = set("cases aligned align gathered split".split())
 NEGATING = {"not", "wrong", "incorrect", "never", "except", "anything"}
-PHRASES = {
-    **dict.fromkeys(
-        [
-            "all real numbers",
-            "all reals",
-            "real numbers",
-            "the real numbers",
-            "the set of all reals",
-            "the set of all real numbers",
-            "the set of real numbers",
-            "any real number",
-            "all real values",
-        ],
-        Op("reals"),
-    ),
-    **dict.fromkeys(["all positive real numbers", "all positive reals", "positive real numbers"], POSITIVE),
-    **dict.fromkeys(["all negative real numbers", "all negative reals", "negative real numbers"], NEGATIVE),
-    **dict.fromkeys(
-        [
-            "no solution",
-            "no solutions",
-            "no real solution",
-            "no real solutions",
-            "there is no solution",
-            "there are no solutions",
-            "empty set",
-            "the empty set",
-        ],
-        Seq("set", []),
-    ),
-    **dict.fromkeys(
-        ["infinity", "infinite", "infinitely many", "infinitely many solutions", "positive infinity"], Op("inf")
-    ),
+TRIGONOMETRIC = {"sin", "cos", "tan", "cot", "sec", "csc"}
+ZERO, ONE, INFINITY = Num(Fraction(0)), Num(Fraction(1)), Op("inf")
+POSITIVE, NEGATIVE = Seq("tuple", [ZERO, INFINITY]), Seq("tuple", [Op("neg", (INFINITY,)), ZERO])
+NOT_NEGATIVE, NONZERO = Seq("tuple", [ZERO, INFINITY], "[)"), Op("setminus", (Op("reals"), Seq("set", [ZERO])))
+REALS = {  # the marks on an R
+    "+": POSITIVE,
+    "-": NEGATIVE,
+    "*": NONZERO,
+    ">0": POSITIVE,
+    "<0": NEGATIVE,
+    ">=0": NOT_NEGATIVE,
+    "!=0": NONZERO,
 }
+PHRASES = {
+    "all real numbers, all reals, real numbers, the real numbers, the set of all reals, the set of all real numbers, "
+    "the set of real numbers, any real number, all real values": Op("reals"),
+    "all positive real numbers, all positive reals, positive real numbers": POSITIVE,
+    "all negative real numbers, all negative reals, negative real numbers": NEGATIVE,
+    "no solution, no solutions, no real solution, no real solutions, there is no solution, there are no solutions, "
+    "empty set, the empty set": Seq("set", []),
+    "infinity, infinite, infinitely many, infinitely many solutions, positive infinity": INFINITY,
+}
+PHRASES = {phrase: node for phrases, node in PHRASES.items() for phrase in phrases.split(", ")}
+
+
+class ParseError(ValueError):
+    """The text is not, as a whole, an answer that the grammar knows."""
 
 
 def parse(text: str, lists: bool = False) -> Node:
@@ -114,23 +127,33 @@ def parse_tokens(tokens: list[Token]) -> Node:
     """The tree of a token list that ends in a token of kind "end"; see `parse`."""
     if len(tokens) > MAX_TOKENS:
         raise ParseError(f"longer than {MAX_TOKENS} tokens")
-    tree = Parser(tokens).parse()
-    if height(tree, MAX_HEIGHT) == MAX_HEIGHT:
+    node = AnswerParser(tokens).whole()
+    if tree.height(node, MAX_HEIGHT) == MAX_HEIGHT:
         raise ParseError("nested too deeply")
-    return tree
+    return node
 
 
 def is_number_set(token: Token) -> bool:
     return token.text == "reals" or token.text.startswith("\\mathbb")
 
 
-class Parser(ExpressionParser):
-    """Rules for answers."""
+@dataclass
+class AnswerParser:
+    """The place in the tokens, and the rules of the grammar."""
 
-    def parse(self) -> Node:
+    tokens: list[Token]
+    at: int = 0
+    depth: int = 0
+    bars: int = 0  # open absolute values: inside them "|" closes
+    stop: list[str] = field(default_factory=list)
+    not_calls: set[int] = field(default_factory=set)  # parentheses tried as arguments and found to be a factor
+    may_close: bool = False  # in a tuple after a comma, where "[" may close an interval written as ]0, 1[
+
+    def whole(self) -> Node:
+        """The answer, if all of the tokens belong to it."""
         node = self.answer()
         condition = self.qualifier()
-        if isinstance(condition, Rel) and isinstance(node, Rel) and set(node.ops) & INEQUALITIES:
+        if isinstance(condition, Rel) and isinstance(node, Rel) and set(node.ops) & tree.INEQUALITIES:
             node = Op("builder", (condition, node))  # 1 < x < 4, x in Z: no interval
         elif condition is not None:
             node = Op("where", (node, condition))
@@ -162,8 +185,9 @@ class Parser(ExpressionParser):
         return Seq("or" if "or" in seen else "list", items) if len(items) > 1 else items[0]
 
     def qualifier(self) -> Node | None:
-        """Where a formula holds: nothing for `for all n` and `, x in R`; `k in Z` as a relation; the words of other
-        conditions, `where a > 0`, `with a odd`. Raises ParseError where another value follows: `5 for n = 1, 6 for n = 2`."""
+        """Where a formula holds: nothing for `for all n` and `, x in R`; `k in Z` as a relation; other conditions,
+        `where a > 0` and `with a odd`, as their words. Another value after one is an error: `5 for n = 1, 6 for n = 2`.
+        """
         while self.sign() == "," or self.sign() == "(":
             self.at += 1
         if self.token.text in QUALIFIERS and self.token.kind in ("text", "word"):
@@ -310,22 +334,289 @@ class Parser(ExpressionParser):
             return unit
         return None
 
-    def label(self) -> Node:
-        """A phrase that stands for a set, or words before "=" or ":" that name what follows: `\\text{Area} = 5`."""
-        words: list[str] = []
-        while self.token.kind in ("text", "roman", "name") and len(words) < 8 and self.token.text != "except":
-            words.append(self.token.text)
+    def unit_ahead(self) -> bool:
+        at = self.at
+        found = self.tokens[at - 1].text not in ("*", "/") and self.unit() is not None
+        self.at = at
+        return found
+
+    def sum(self) -> Node:
+        node = self.product()
+        while sign := self.accept(*SIGNS):
+            term = self.product()
+            if sign != "+":
+                term = Op(SIGNS[sign], (term,))
+            node = Op("+", (*node.args, term) if isinstance(node, Op) and node.head == "+" else (node, term))
+        if self.command() == "over":  # {1 \over 3}, 1\over3
             self.at += 1
-        phrase = " ".join(words)
-        if NEGATING & {*words}:
-            raise ParseError("a label that denies")
-        if phrase in PHRASES:
-            return PHRASES[phrase]
-        if self.sign() not in ("=", ":", "~="):
-            raise ParseError(f"unexpected words {phrase!r}")
-        if self.sign() == ":":
-            self.tokens[self.at] = Token("op", "=")
-        return Sym("text " + phrase)
+            node = Op("/", (node, self.nested(self.sum, self.bars)))
+        return node
+
+    def product(self) -> Node:
+        node = self.signed()
+        while True:
+            before = self.tokens[self.at - 1]
+            sign = self.accept("*", "/")
+            if sign:
+                factor = self.signed()
+                node = times(node, factor) if sign == "*" else Op("/", (node, factor))
+            elif self.command() in ("bmod", "mod"):
+                self.at += 1
+                node = Op("mod", (node, self.signed()))
+            elif self.starts_atom():
+                if before.kind == "num" and self.token.kind == "num":
+                    raise ParseError("two numbers side by side")
+                if before.kind == "op" and before.text in ("%", "deg") and self.token.kind == "num":
+                    raise ParseError("a number after a percent or degree sign")
+                node = times(node, self.power())
+            else:
+                return node
+
+    def starts_atom(self) -> bool:
+        """Whether a factor with no sign before it can start here."""
+        kind, text, *_ = self.token
+        if kind in ("word", "roman") or text == "\\mu":
+            return not self.unit_ahead()
+        if kind in ("num", "name"):
+            return True
+        if kind == "cmd":
+            if text in ("min", "sec") and self.unit_ahead():
+                return False
+            return not text.startswith("end") and text not in ("choose", "pmod", "bmod", "mod", "over")
+        if text == "(" and (self.tokens[self.at + 1].text == "mod" or self.qualifier_ahead(self.at + 1)):
+            return False
+        if text in ("(", "[") and self.unit_ahead():
+            return False
+        if kind == "op":
+            if text == "|":
+                return not self.bars
+            return text in ("(", "{", "lfloor", "lceil") or text == "[" and not self.may_close
+        return False
+
+    def signed(self) -> Node:
+        if sign := self.accept(*SIGNS):
+            node = self.nested(self.signed)
+            return node if sign == "+" else Op(SIGNS[sign], (node,))
+        return self.power()
+
+    def power(self) -> Node:
+        base = self.suffixes(self.atom())
+        while self.accept("^"):
+            if self.sign() == "'" or self.token.text == "*":
+                mark = self.token.text
+                self.at += 1
+                base = self.marked(base, mark)
+                continue
+            exponent = self.exponent()
+            if isinstance(exponent, Sym) and exponent.name.strip("'") == "":
+                base = self.marked(base, exponent.name)
+                base = self.call(base)
+            elif exponent in tree.TRANSPOSED and isinstance(base, Seq) and base.kind == "tuple":
+                base = transposed(base)
+            else:
+                if isinstance(base, Sym) and self.sign() == "_":  # x^2_1 is x_1^2
+                    base = self.subscript(base)
+                base = Op("^", (base, exponent))
+            base = self.suffixes(base)
+        return base
+
+    def exponent(self) -> Node:
+        if self.accept("top"):
+            return Sym("\\top")
+        if self.sign() in SIGNS:
+            return self.nested(self.signed)
+        exponent = self.argument(whole_number=True)
+        if self.accept("^"):  # 2**3**2
+            exponent = Op("^", (exponent, self.nested(self.exponent)))
+        return exponent
+
+    def argument(self, whole_number: bool = False) -> Node:
+        """A TeX argument: `{...}`, or one token (of a numeral one digit, unless `whole_number`)."""
+        if self.accept("{"):
+            if self.sign() == "'":
+                marks = ""
+                while mark := self.accept("'"):
+                    marks += mark
+                self.expect("}")
+                return Sym(marks)
+            node = self.nested(self.answer)
+            self.expect("}")
+            return node
+        if self.token.kind == "word":
+            self.split()
+        token = self.token
+        if token.kind == "num" and not whole_number and token.text.isdigit() and len(token.text) > 1:
+            parts = token.text[0], token.text[1:]
+            self.tokens[self.at : self.at + 1] = [Token("num", digits, Fraction(int(digits))) for digits in parts]
+            self.at += 1
+            return Num(Fraction(int(parts[0])))
+        if token.kind == "num":  # never the whole of a mixed number: 10^2\frac12
+            self.at += 1
+            return Num(token.value, token.digits)
+        return self.nested(self.atom)
+
+    def suffixes(self, node: Node) -> Node:
+        while True:
+            if self.accept("!"):
+                node = Op("factorial2" if self.accept("!") else "factorial", (node,))
+            elif self.accept("%"):
+                node = Op("percent", (node,))
+            elif self.sign() == "deg" and self.tokens[self.at + 1].text in ("C", "F"):
+                return node  # a unit
+            elif self.accept("deg"):
+                node = Op("degree", (node,))
+            elif self.accept("'"):
+                node = self.call(self.marked(node, "'"))
+            elif self.sign() == "_":
+                node = self.subscript(node)
+            else:
+                return node
+
+    def marked(self, base: Node, mark: str) -> Node:
+        if isinstance(base, Sym):
+            return Sym(base.name + mark)
+        return Op("call", ("prime" + mark, base))
+
+    def subscript(self, node: Node) -> Node:
+        self.expect("_")
+        if isinstance(node, Num) and node.digits == 0:
+            numeral = self.tokens[self.at - (3 if self.tokens[self.at - 2].text == ")" else 2)]
+            return Based(numeral.text, self.base())
+        if not isinstance(node, Sym):
+            raise ParseError("a subscript on something that is not a symbol")
+        if self.token.kind == "text":
+            self.at += 1
+            return self.call(Sym(f"{node.name}_{self.tokens[self.at - 1].text}"))
+        start, words = self.at + 1, []
+        if self.accept("{"):  # x_{max}, a_{ij}, v_{+}: part of the name
+            while (
+                self.token.kind in ("text", "word", "roman", "name", "num", "cmd")
+                or self.sign() == ","
+                or (not words and self.sign() in ("+", "-", "*"))
+            ):
+                words.append(self.token.text)
+                self.at += 1
+            single = self.at == start + 1 and self.tokens[start].kind in ("name", "num", "roman")
+            if words and not single and self.accept("}"):
+                return self.call(Sym(f"{node.name}_{''.join(words)}"))
+            self.at = start - 1
+        return self.call(Op("sub", (node, self.argument(whole_number=True))))  # a_n, a_{n+1}: a function of n
+
+    def base(self) -> str:
+        braced = self.accept("{")
+        self.words("base")
+        inner = braced and self.accept("(")
+        token = self.token
+        self.at += token.kind != "end"
+        if inner:
+            self.expect(")")
+        if braced:
+            self.expect("}")
+        base = BASE_WORDS.get(token.text, token.text)
+        if not base.isdigit():
+            raise ParseError(f"unknown base {token.text!r}")
+        return base
+
+    def atom(self) -> Node:
+        token = self.token
+        kind, text = token.kind, token.text
+        if kind == "num":
+            self.at += 1
+            return self.number(token)
+        if kind == "word":
+            self.split()
+            return self.atom()
+        if kind in ("name", "roman"):
+            self.at += 1
+            if text == "e":
+                return Op("e")
+            if text in ("i", "\\imath"):
+                return Op("i")
+            return self.call(Sym(text))
+        if kind == "text":
+            return self.label()
+        if kind == "based":
+            self.at += 1
+            return Based(*text.split("_"))
+        if kind == "cmd":
+            return self.command_node(text)
+        if kind == "op":
+            if text in ("(", "[", "]"):
+                return self.nested(self.bracket)
+            if text == "{":
+                self.at += 1
+                node = self.nested(self.answer)
+                if self.command() == "choose":
+                    self.at += 1
+                    node = Op("binom", (node, self.nested(self.sum)))
+                self.expect("}")
+                return Seq("set", node.items) if isinstance(node, Seq) and node.kind == "list" else node
+            if text == r"\{":
+                return self.nested(self.braces)
+            if text == "|":
+                return self.absolute()
+            if text in ("lfloor", "lceil"):
+                self.at += 1
+                node = self.nested(self.sum)
+                self.expect("r" + text[1:])
+                return Op(text[1:], (node,))
+        raise ParseError(f"unexpected {text or 'end'!r}")
+
+    def number(self, token: Token) -> Node:
+        """A numeral, or a mixed number: `2\\frac{1}{2}`, `1 1/4`."""
+        whole, at = Num(token.value, token.digits), self.at
+        if not token.text.isdigit():
+            return whole
+        top, slash, bottom = [*self.tokens[at : at + 3], self.tokens[-1], self.tokens[-1]][:3]
+        if top.text.isdigit() and slash.text == "/" and bottom.text.isdigit() and 0 < top.value < bottom.value:
+            self.at += 3
+            return Op("mixed", (whole, Num(top.value / bottom.value)))
+        if self.command() == "frac":
+            part = self.command_node("frac")
+            top, bottom = part.args[:2]
+            if isinstance(top, Num) and isinstance(bottom, Num) and 0 < top.value < bottom.value and top.digits == 0:
+                return Op("mixed", (whole, Num(top.value / bottom.value)))
+            return times(whole, self.suffixes(part))
+        return whole
+
+    def call(self, symbol: Node) -> Node:
+        """`f(x)`, `I(0)`, `u(t)`: a symbol before parentheses, as a call if that is how it reads, else as it is.
+
+        `FUNCTION_LETTERS` and primed symbols are functions; others are if all arguments are symbols or numbers.
+        Where that fails, the parentheses are read again as a factor; `not_calls` keeps that from happening twice.
+        """
+        if self.sign() != "(" or self.at in self.not_calls:
+            return symbol
+        state = self.at, self.depth, self.bars, self.may_close
+        try:
+            args = self.nested(self.arguments)
+        except ParseError:
+            args = []
+        name = symbol.name if isinstance(symbol, Sym) else ""
+        if args and (
+            name[:1] in tree.FUNCTION_LETTERS or name.endswith("'") or all(isinstance(arg, Sym | Num) for arg in args)
+        ):
+            return Op("call", (symbol, *args))
+        self.at, self.depth, self.bars, self.may_close = state
+        self.not_calls.add(self.at)
+        return symbol
+
+    def arguments(self) -> list[Node]:
+        self.expect("(")
+        args = [self.sum()]
+        while self.accept(","):
+            args.append(self.sum())
+        self.expect(")")
+        return args
+
+    def absolute(self) -> Node:
+        self.expect("|")
+        doubled = self.accept("|")
+        node = self.nested(self.sum, bars=1)
+        self.expect("|")
+        if doubled:
+            self.expect("|")
+        return Op("abs", (node,))
 
     def bracket(self) -> Node:
         """`(...)`, `[...)`, `]...[`: a group if it holds one item, else a tuple or an interval."""
@@ -371,6 +662,153 @@ class Parser(ExpressionParser):
             return node
         return Seq("set", node.items if isinstance(node, Seq) and node.kind in ("list", "or") else [node])
 
+    def label(self) -> Node:
+        """A phrase that stands for a set, or words before "=" or ":" that name what follows: `\\text{Area} = 5`."""
+        words: list[str] = []
+        while self.token.kind in ("text", "roman", "name") and len(words) < 8 and self.token.text != "except":
+            words.append(self.token.text)
+            self.at += 1
+        phrase = " ".join(words)
+        if NEGATING & {*words}:
+            raise ParseError("a label that denies")
+        if phrase in PHRASES:
+            return PHRASES[phrase]
+        if self.sign() not in ("=", ":", "~="):
+            raise ParseError(f"unexpected words {phrase!r}")
+        if self.sign() == ":":
+            self.tokens[self.at] = Token("op", "=")
+        return Sym("text " + phrase)
+
+    # -- commands
+
+    def command_node(self, name: str) -> Node:
+        self.at += 1
+        if name.startswith("begin "):
+            return self.nested(lambda: self.environment(name[6:]))
+        reading = FUNCTIONS[name].reading if name in FUNCTIONS else ""
+        if reading not in READINGS:
+            raise ParseError(f"unexpected \\{name}")
+        return READINGS[reading](self, name)
+
+    def prefix(self, name: str) -> Node:
+        """`sin x`, `sin^2 x`, `sin^{-1} x`, `log_2 8`, `exp{-at}`, `ln(x)`."""
+        power = base = None
+        while sign := self.accept("^", "_"):
+            value = self.argument(whole_number=True) if sign == "_" else self.exponent()
+            power, base = (value, base) if sign == "^" else (power, value)
+        if self.sign() in ("(", "{", "[", "|"):
+            argument = in_radians(self.nested(self.atom), name)
+            if isinstance(argument, Seq):
+                raise ParseError(f"{name} of several arguments")
+        elif self.command() in CALLED - {"sqrt"}:
+            argument = self.nested(self.power)
+        else:
+            argument = in_radians(self.nested(self.bare_argument), name)
+        if power == Op("neg", (ONE,)) and name[:3] in TRIGONOMETRIC:
+            return Op("arc" + name, (argument,))
+        if name == "cis":
+            argument = in_radians(argument, "cos")
+            node = Op("+", (Op("cos", (argument,)), Op("*", (Op("i"), Op("sin", (argument,))))))
+        elif name == "log" and base is not None:
+            node = Op("logbase", (argument, base))
+        elif name == "lg":
+            node = Op("logbase", (argument, Num(Fraction(10))))
+        else:
+            node = Op(name, (argument,))
+        return node if power is None else Op("^", (node, power))
+
+    def bare_argument(self) -> Node:
+        """The argument of a function written without parentheses: factors up to a sign or another function."""
+        node = self.signed()
+        while (
+            self.token.kind in ("num", "name", "word")
+            or self.command() in ("frac", "sqrt", "pi")
+            or (self.sign() == "(" and isinstance(node, Num))
+        ):
+            if self.token.kind == "word" and self.unit_ahead():
+                break
+            if self.token.kind == "word":
+                self.split()
+                continue
+            node = times(node, self.power())
+        return node
+
+    def several(self, name: str) -> Node:
+        if self.sign() not in ("(", "{", r"\{"):
+            return self.prefix(name)
+        node = {"(": self.bracket, r"\{": self.braces}.get(self.sign())
+        node = self.nested(node) if node else self.argument()
+        return Op(name, tuple(node.items) if isinstance(node, Seq) else (node,))
+
+    def binomial(self, name: str) -> Node:
+        node = self.several(name) if self.sign() in ("(", r"\{") else Op(name, (self.argument(), self.argument()))
+        if len(node.args) != 2:
+            raise ParseError("a binomial needs two arguments")
+        return node
+
+    def fraction(self, name: str) -> Node:
+        top = self.argument()
+        bottom = self.argument()
+        return derivative(top, bottom) or Op("/", (top, bottom))
+
+    def root(self, name: str) -> Node:
+        index = None
+        if self.accept("["):
+            index = self.nested(self.sum)
+            self.expect("]")
+        bracketed = self.sign() == "("  # \sqrt(5), sqrt(5)
+        radicand = self.nested(self.bracket) if bracketed else self.argument(whole_number=True)
+        return Op("sqrt", (radicand,)) if index is None else Op("root", (radicand, index))
+
+    def reals(self, name: str) -> Node:
+        """R, R^+, R_{+}, R^-, R_{>0}, R_{>=0}, R^*."""
+        braced = self.tokens[self.at + (self.token.kind != "end")].text == "{"
+        first = self.at + 1 + braced
+        for end in (first + 1, first + 2) if self.sign() in ("^", "_") else ():
+            mark = "".join(token.text for token in self.tokens[first:end])
+            if mark in REALS and (not braced or self.tokens[end].text == "}"):
+                self.at = end + braced
+                return REALS[mark]
+        return Op("reals")
+
+    def accent(self, name: str) -> Node:
+        if self.token.kind == "name":  # \ddot\theta(t): the accent is not on the call
+            self.at += 1
+            return self.call(Sym(f"\\{name} {self.tokens[self.at - 1].text}"))
+        under = self.argument()
+        if name == "overline" and "i" in tree.contents(under)[1]:
+            return Op("conj", (under,))
+        return self.call(Sym(f"\\{name} {name_of(under)}"))
+
+    def vector(self, name: str) -> Node:
+        """An arrow from A to B; over one letter it is layout, like `\\vec`."""
+        under = self.argument()
+        return Sym(f"\\{name} {name_of(under)}") if isinstance(under, Op) else under
+
+    def angle(self, name: str) -> Node:
+        """`\\angle ABC`, `\\angle A_1`: a symbol."""
+        letters: list[str] = []
+        while self.token.kind in ("name", "word", "num") and len(letters) < 6:
+            letters.append(self.token.text)
+            self.at += 1
+            if self.accept("_"):
+                letters.append("_" + name_of(self.argument()))
+        if not letters:
+            raise ParseError("an angle without a name")
+        return Sym("\\angle " + "".join(letters))
+
+    def big(self, name: str) -> Node:
+        low = high = Op("...")
+        while sign := self.accept("_", "^"):
+            if sign == "^":
+                high = self.exponent()
+            elif self.accept("{"):
+                low = self.nested(self.clause)
+                self.expect("}")
+            else:
+                low = self.argument()
+        return Op(name, (low, high, self.nested(self.sum if name == "int" else self.product)))
+
     def environment(self, name: str) -> Node:
         if name not in MATRICES | ROWS:
             raise ParseError(f"unknown environment {name}")
@@ -394,3 +832,119 @@ class Parser(ExpressionParser):
             raise ParseError("a matrix with ragged rows")
         matrix = Matrix(rows)
         return Op("det", (matrix,)) if name == "vmatrix" else matrix
+
+    def split(self) -> None:
+        """Replace a run of bare letters by its letters and the functions in it: `xsin` -> x, sin."""
+        self.tokens[self.at : self.at + 1] = split_word(self.token.text)
+        if len(self.tokens) > MAX_TOKENS:
+            raise ParseError(f"longer than {MAX_TOKENS} tokens")
+
+    @property
+    def token(self) -> Token:
+        return self.tokens[self.at]
+
+    def sign(self) -> str:
+        """The current token if it is a sign, a command or the end, else ""."""
+        kind, text, *_ = self.tokens[self.at]
+        return text if kind == "op" else "end" if kind == "end" else ""
+
+    def command(self) -> str:
+        token = self.tokens[self.at]
+        return token.text if token.kind == "cmd" else ""
+
+    def accept(self, *signs: str) -> str:
+        """Step over one of `signs` and return it, or return ""."""
+        sign = self.sign()
+        if sign in signs:
+            self.at += 1
+            return sign
+        return ""
+
+    def words(self, *words: str) -> bool:
+        """Step over one of `words`, if it stands here."""
+        found = self.token.kind in ("text", "word") and self.token.text in words
+        self.at += found
+        return found
+
+    def expect(self, *signs: str) -> str:
+        found = self.accept(*signs)
+        if not found:
+            raise ParseError(f"expected {' or '.join(signs)}, found {self.token.text or 'the end'!r}")
+        return found
+
+    def nested(self, rule: Callable[[], Node], bars: int = 0):
+        """Run a rule one level deeper, with `bars` open absolute values."""
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise ParseError(f"nested deeper than {MAX_DEPTH}")
+        outer = self.bars, self.may_close
+        self.bars, self.may_close = bars, False
+        node = rule()
+        self.bars, self.may_close = outer
+        self.depth -= 1
+        return node
+
+
+def times(a: Node, b: Node) -> Node:
+    """The product, flat: a product of many factors is one node."""
+    return Op("*", (*a.args, b) if isinstance(a, Op) and a.head == "*" else (a, b))
+
+
+def in_radians(node: Node, function: str) -> Node:
+    """The argument of a trigonometric function with its degrees converted: `sin 30°`."""
+    if isinstance(node, Op) and function in TRIGONOMETRIC:
+        head = "radians" if node.head == "degree" else node.head
+        return Op(head, tuple(in_radians(arg, function) for arg in node.args))
+    return node
+
+
+def name_of(node: Node) -> str:
+    """A name for the symbol under an accent: `\\overline{AB}` -> "AB"."""
+    if isinstance(node, Sym):
+        return node.name
+    if isinstance(node, Op) and node.head == "*":
+        return "".join(name_of(a) for a in node.args)
+    if isinstance(node, Op) and node.head == "sub":
+        return name_of(node.args[0]) + "_" + name_of(node.args[1])
+    if isinstance(node, Num):
+        return str(node.value)
+    if isinstance(node, Op) and not node.args:
+        return node.head
+    raise ParseError("an accent over an expression")
+
+
+def derivative(top: Node, bottom: Node) -> Node | None:
+    """`\\frac{dy}{dx}`, `\\frac{d^2 y}{dx^2}` as an opaque function of y and x; None for other fractions."""
+    over, under = factors(top), factors(bottom)
+    d = Sym("d")
+    order = over[0].args[1] if isinstance(over[0], Op) and over[0].head == "^" and over[0].args[0] == d else None
+    if len(over) < 2 or len(under) < 2 or under[0] != d or not (over[0] == d or order):
+        return None
+    return Op("call", ("d", order or ONE, *over[1:], *under[1:]))
+
+
+def factors(node: Node) -> list:
+    return [f for a in node.args for f in factors(a)] if isinstance(node, Op) and node.head == "*" else [node]
+
+
+def transposed(rows: Seq) -> Node:
+    """`(1, 2)^T`, a column and so the vector (1, 2); `[[1, 2], [3, 4]]^T`."""
+    if any(isinstance(row, Seq) for row in rows.items):
+        return Op("^", (rows, tree.TRANSPOSED[0]))
+    return Seq("tuple", rows.items)
+
+
+READINGS: dict[str, Callable[[AnswerParser, str], Node]] = {
+    "constant": lambda parser, name: Op(name),
+    "emptyset": lambda parser, name: Seq("set", []),
+    "reals": AnswerParser.reals,
+    "prefix": AnswerParser.prefix,
+    "several": AnswerParser.several,
+    "binomial": AnswerParser.binomial,
+    "fraction": AnswerParser.fraction,
+    "root": AnswerParser.root,
+    "accent": AnswerParser.accent,
+    "vector": AnswerParser.vector,
+    "angle": AnswerParser.angle,
+    "big": AnswerParser.big,
+}

@@ -85,6 +85,7 @@ class Ratio:
 
 
 INEQUALITIES = {"<", ">", "<=", ">=", "!="}
+FUNCTION_LETTERS = set("fghFG")  # f(x) is never f times x
 TRANSPOSED = (Sym("T"), Sym("\\top"))  # exponents
 Node = Num | Sym | Op | Seq | Rel | Matrix | Quantity | Based | Ratio
 
@@ -127,7 +128,7 @@ def rebuilt(node: Node, change: Callable[[Node], Node]) -> Node:
     return node
 
 
-def show(node: Node | str) -> str:
+def drawn(node: Node | str) -> str:
     """A tree in one line, operators first: `(+ (^ x 2) 1)`."""
     match node:
         case Num():
@@ -135,19 +136,19 @@ def show(node: Node | str) -> str:
         case Sym():
             return node.name
         case Op():
-            return f"({' '.join([node.head, *map(show, node.args)])})" if node.args else node.head
+            return f"({' '.join([node.head, *map(drawn, node.args)])})" if node.args else node.head
         case Seq():
             left, right = {"set": "{}", "tuple": node.ends}.get(node.kind, ("", ""))
-            return f"{node.kind}{left or '<'}{', '.join(map(show, node.items))}{right or '>'}"
+            return f"{node.kind}{left or '<'}{', '.join(map(drawn, node.items))}{right or '>'}"
         case Rel():
-            return show(node.terms[0]) + "".join(f" {op} {show(term)}" for op, term in zip(node.ops, node.terms[1:]))
+            return drawn(node.terms[0]) + "".join(f" {op} {drawn(term)}" for op, term in zip(node.ops, node.terms[1:]))
         case Matrix():
-            return "matrix[" + "; ".join(", ".join(map(show, row)) for row in node.rows) + "]"
+            return "matrix[" + "; ".join(", ".join(map(drawn, row)) for row in node.rows) + "]"
         case Ratio():
-            return "ratio<" + " : ".join(map(show, node.parts)) + ">"
+            return "ratio<" + " : ".join(map(drawn, node.parts)) + ">"
         case Quantity():
             unit = " ".join(f"{name}^{power}" for name, power in node.unit.dims) or "no dimension"
-            return f"{show(node.value)} [{unit}; factor {node.unit.factor}]"
+            return f"{drawn(node.value)} [{unit}; factor {node.unit.factor}]"
         case Based():
             return f"{node.digits} in base {node.base}"
     return str(node)

@@ -13,75 +13,63 @@ from fractions import Fraction
 
 from nano_exgrpo.checker.lexer import Token
 
+# dimension: names of a unit = its size in the dimension's base; ... Names of three letters or more have a plural in -s.
 _TABLE = """
-length 1 m meter meters metre metres
-length 1/100 cm centimeter centimeters centimetre centimetres
-length 1/1000 mm millimeter millimeters millimetre millimetres
-length 1000 km kilometer kilometers kilometre kilometres
-length 1/1000000000 nm nanometer nanometers
-length 1/1000000 um micron microns micrometer micrometers
-length 127/5000 in inch inches
-length 381/1250 ft foot feet
-length 1143/1250 yd yard yards
-length 201168/125 mi mile miles
-time 1 s sec secs second seconds
-time 1/1000 ms millisecond milliseconds
-time 60 min mins minute minutes
-time 3600 h hr hrs hour hours
-time 86400 day days
-time 604800 week weeks
-months 1 month months
-months 12 yr yrs year years
-mass 1 g gram grams
-mass 1000 kg kilogram kilograms
-mass 1/1000 mg milligram milligrams
-pounds 1 lb lbs pound pounds
-pounds 1/16 oz ounce ounces
-ton 1 ton tons tonne tonnes
-volume 1/1000 L l liter liters litre litres
-volume 1/1000000 ml mL milliliter milliliters millilitre millilitres
-gallon 1 gal gallon gallons
-gallon 1/4 quart quarts
-gallon 1/8 pint pints
-gallon 1/16 cup cups
-dollar 1 $ dollar dollars usd
-dollar 1/100 cent cents penny pennies
-euro 1 € euro euros eur
-sterling 1 £ gbp
-yen 1 ¥ yen
-radian 1 rad radian radians
-speed 1397/3125 mph
-speed 5/18 kph kmh
-hertz 1 hz Hz hertz
-hertz 1000 khz
-hertz 1000000 mhz
-newton 1 N newton newtons
-joule 1 J joule joules
-joule 1000 kj kilojoule kilojoules
-watt 1 W watt watts
-watt 1000 kw kilowatt kilowatts
-volt 1 V volt volts
-ampere 1 A amp amps ampere amperes
-pascal 1 pa Pa pascal pascals
-kelvin 1 K kelvin kelvins
-celsius 1 celsius
-fahrenheit 1 fahrenheit
-mole 1 mol mole moles
-electronvolt 1 eV ev electronvolt electronvolts
-erg 1 erg ergs
-ohm 1 ohm ohms
-am 1 am AM
-pm 1 pm PM
-rupee 1 rs rupee rupees inr
-any 1 units unit
+length: m meter metre = 1; in inch inches = 127/5000; ft foot feet = 381/1250; yd yard = 1143/1250
+length: mi mile = 201168/125; micron = 1/1000000
+time: s sec second = 1; min minute = 60; h hr hrs hour = 3600; day = 86400; week = 604800
+months: month = 1; yr yrs year = 12
+mass: g gram = 1
+pounds: lb lbs pound = 1; oz ounce = 1/16
+ton: ton tonne = 1
+volume: L l liter litre = 1/1000
+gallon: gal gallon = 1; quart = 1/4; pint = 1/8; cup = 1/16
+dollar: $ dollar usd = 1; cent penny pennies = 1/100
+euro: € euro eur = 1
+sterling: £ gbp = 1
+yen: ¥ yen = 1
+rupee: rs rupee inr = 1
+radian: rad radian = 1
+speed: mph = 1397/3125; kph kmh = 5/18
+hertz: Hz hz hertz = 1; khz = 1000; mhz = 1000000
+newton: N newton = 1
+joule: J joule = 1; kj = 1000
+watt: W watt = 1; kw = 1000
+volt: V volt = 1
+ampere: A amp ampere = 1
+pascal: Pa pa pascal = 1
+kelvin: K kelvin = 1
+celsius: celsius = 1
+fahrenheit: fahrenheit = 1
+mole: mol mole = 1
+electronvolt: eV ev electronvolt = 1
+erg: erg = 1
+ohm: ohm = 1
+am: am AM = 1
+pm: pm PM = 1
+any: unit = 1
 """
-_ROWS = [row.split() for row in _TABLE.strip().splitlines()]
-NAMED = {name: (dimension, Fraction(size)) for dimension, size, *names in _ROWS for name in names}
+NAMED: dict[str, tuple[str, Fraction]] = {}
+for _line in _TABLE.strip().splitlines():
+    _dimension, _, _units = _line.partition(": ")
+    for _names, _, _size in (unit.partition(" = ") for unit in _units.split("; ")):
+        for _name in _names.split():
+            NAMED[_name] = NAMED[_name + "s" * (len(_name) > 2)] = _dimension, Fraction(_size)
+_PREFIXES = dict(n=-9, nano=-9, u=-6, micro=-6, m=-3, milli=-3, c=-2, centi=-2, d=-1, deci=-1)
+_PREFIXES |= dict(k=3, kilo=3, M=6, mega=6, G=9, giga=9, T=12, tera=12)
+_PREFIXED = {  # units: their prefixes, with their case: 3 MW, 3 mW
+    "m L l": "n u m c d k",
+    "s": "n m",
+    "g Hz N J W V A Pa eV mol": "n m k M G T",
+    "meter metre liter litre gram second joule watt hertz newton volt ampere pascal electronvolt "
+    "meters metres liters litres grams seconds joules watts newtons volts amperes pascals": " ".join(
+        word for word in _PREFIXES if len(word) > 1
+    ),
+}
+for _names, _words in _PREFIXED.items():
+    for _name, _word in ((name, word) for name in _names.split() for word in _words.split()):
+        NAMED.setdefault(_word + _name, (NAMED[_name][0], NAMED[_name][1] * Fraction(10) ** _PREFIXES[_word]))
 NAMED["\\mu"] = ("micro", Fraction(1, 10**6))
-_PREFIXES = {"n": -9, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12}
-for _prefix, _power in _PREFIXES.items():  # 3 MW, 3 mW: with their case
-    for _symbol in ("g", "Hz", "N", "J", "W", "V", "A", "Pa", "eV", "mol"):
-        NAMED.setdefault(_prefix + _symbol, (NAMED[_symbol][0], NAMED[_symbol][1] * Fraction(10) ** _power))
 _DERIVED = {"volume": (("length", 3),), "speed": (("length", 1), ("time", -1)), "micro": ()}
 DIMENSIONS = {dimension for dimension, _ in NAMED.values()}
 SINGLE_LETTERS = {name for name in NAMED if len(name) == 1 and name.isalpha()} | {"\\Omega"}

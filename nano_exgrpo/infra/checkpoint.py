@@ -20,29 +20,40 @@ import torch
 
 from nano_exgrpo.errors import InputError
 from nano_exgrpo.infra import distributed
-from nano_exgrpo.infra.files import write_text
-from nano_exgrpo.infra.lora import has_lora, plain_state_dict
+from nano_exgrpo.infra.files import flush, write_text
+from nano_exgrpo.infra.loading import without_bars
+from nano_exgrpo.infra.precision import has_lora, plain_state_dict
 from nano_exgrpo.infra.run_folder import list_checkpoints
-from nano_exgrpo.policy import Policy, without_bars
+from nano_exgrpo.policy import Policy
 
 KEPT = 2  # the last checkpoint, and one before it in case the disk fills up while writing
 
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Make `folder` whole or not at all: `write` fills a temporary one, which then takes its name. Raises InputError where
-    it cannot be written, on a full disk say."""
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")  # two runs may write one warm-up cache
+    """Make `folder` whole or not at all, and onto the disk: `write` fills a temporary one, which then takes its name.
+
+    Raises InputError where it cannot be written. Of two processes that write one folder at once, the first one wins."""
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
         write(temporary)
+        for path in temporary.rglob("*"):
+            if path.is_file():
+                flush(path)
     except Exception as error:  # a full disk: OSError, or what torch and safetensors make of it
+        full = folder.parent.is_dir() and shutil.disk_usage(folder.parent).free < 2**20
+        reason = "the disk is full; make room" if full else str(error).split("\n")[0]
         shutil.rmtree(temporary, ignore_errors=True)
-        raise InputError(f"{folder} could not be written ({error}); what was saved before is untouched") from None
+        raise InputError(f"{folder} could not be written ({reason}); what was saved before is untouched") from None
     replaced = temporary.with_suffix(".old")
     if folder.exists():
         os.replace(folder, replaced)
-    os.replace(temporary, folder)
+    try:
+        os.replace(temporary, folder)
+    except OSError:  # it is there again: another process has written it
+        shutil.rmtree(temporary, ignore_errors=True)
+    flush(folder.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 

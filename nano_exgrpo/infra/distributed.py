@@ -51,6 +51,11 @@ def is_main() -> bool:
     return rank() == 0
 
 
+def speaks() -> bool:
+    """`is_main`, known before the processes have met, from what torchrun tells each."""
+    return int(os.environ.get("RANK", 0)) == 0
+
+
 def start(device: str) -> None:
     """Join the processes that torchrun started, if it did. device: as --device names it."""
     if int(os.environ.get("WORLD_SIZE", 1)) == 1 or dist.is_initialized():

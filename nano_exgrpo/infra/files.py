@@ -61,21 +61,17 @@ def write_whole(path: Path, content: bytes) -> None:
         finally:
             with suppress(OSError, ValueError):
                 temporary.unlink(missing_ok=True)
-        flush_folder(path.parent)
+        flush(path.parent)
 
 
-def flush_folder(folder: Path) -> None:
-    """Put a folder's list of names onto the disk, so that a rename survives a power cut. Windows has no such call."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass  # a file system that cannot
-    finally:
-        os.close(handle)
+def flush(path: Path) -> None:
+    """Put a file, or a folder's list of names, onto the disk, so that it survives a power cut."""
+    with suppress(OSError):  # Windows opens no folders, and some file systems cannot
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:

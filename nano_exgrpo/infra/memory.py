@@ -10,6 +10,7 @@ Mistral: what autograd keeps of one layer, per token. Measured peaks on the CPU 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +20,10 @@ import torch
 from nano_exgrpo import toy
 from nano_exgrpo.config import TrainConfig
 from nano_exgrpo.errors import InputError
+from nano_exgrpo.infra.loading import BACKBONES, read_config, resolve_device
 from nano_exgrpo.infra.precision import resolve_dtypes
 from nano_exgrpo.logprobs import CHUNK_BYTES
-from nano_exgrpo.policy import context_of, resolve_device, resolve_model_name
+from nano_exgrpo.policy import context_of
 from nano_exgrpo.warmup import BATCH
 
 CUDA_OVERHEAD = 1.0e9  # bytes: context, cuBLAS workspaces, fragmentation; an allowance, not a measurement
@@ -44,36 +46,47 @@ class ModelShape:
 
 
 def shape_of(model: Any) -> ModelShape:
-    """The shape of a HF model, which may stand on the meta device."""
-    config = model.config.get_text_config()
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    """The shape of a HF model, which may stand on the meta device. Raises InputError for state-space layers and others
+    that the estimate does not know."""
+    config = model.config.get_text_config(decoder=True)
     projection = model.get_output_embeddings().weight
     linear = sum(p.numel() for m in model.modules() if isinstance(m, torch.nn.Linear) for p in m.parameters())
-    return ModelShape(
-        weights=sum(p.numel() for p in model.parameters()),
-        linear=linear - projection.numel(),
-        vocabulary=projection.shape[0],
-        hidden=projection.shape[1],
-        intermediate=getattr(config, "intermediate_size", None) or 4 * projection.shape[1],
-        layers=config.num_hidden_layers,
-        query=head * config.num_attention_heads,
-        kv=head * (getattr(config, "num_key_value_heads", None) or config.num_attention_heads),
-        context=context_of(config),
-    )
+    try:
+        heads = int(config.num_attention_heads)
+        head = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return ModelShape(
+            weights=sum(p.numel() for p in model.parameters()),
+            linear=linear - projection.numel(),
+            vocabulary=projection.shape[0],
+            hidden=projection.shape[1],
+            intermediate=int(getattr(config, "intermediate_size", None) or 4 * projection.shape[1]),
+            layers=config.num_hidden_layers,
+            query=head * heads,
+            kv=head * int(getattr(config, "num_key_value_heads", None) or heads),
+            context=context_of(config),
+        )
+    except (AttributeError, TypeError, ZeroDivisionError):
+        kind = model.config.model_type
+        raise InputError(
+            f"the memory of model type {kind} cannot be estimated: not all its layers are attention"
+        ) from None
 
 
 def load_shape(name: str) -> ModelShape:
-    """The shape of a model folder or hub id, from its configuration alone. Raises InputError as `load_policy` does."""
+    """The shape of one of the paper's backbones, which needs no network, or of a model folder or hub id, from its
+    configuration alone. Raises InputError as `load_policy` does."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    if name in BACKBONES:
+        config = AutoConfig.for_model(**BACKBONES[name].shape())
+    else:
+        config = read_config(name)
     try:
-        config = AutoConfig.from_pretrained(resolve_model_name(name))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"the configuration of model {name} could not be read: {str(error).strip().splitlines()[0]}"
-        ) from None
-    with torch.device("meta"):
-        return shape_of(AutoModelForCausalLM.from_config(config))
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except Exception as error:  # a configuration of another kind of model, or one that contradicts itself
+        raise InputError(f"model {name} cannot be built: {str(error).strip().splitlines()[0][:200]}") from None
+    return shape_of(model)
 
 
 def estimate(shape: ModelShape, config: TrainConfig, device: torch.device, world_size: int = 1) -> dict[str, float]:
@@ -139,50 +152,37 @@ def warms_up(config: TrainConfig) -> bool:
     return config.model != "toy" and config.warmup_steps > 0
 
 
-def suggest(
-    shape: ModelShape, config: TrainConfig, device: torch.device, limit: float, world_size: int = 1
-) -> tuple[list[str], float]:
-    """(flags to add, cheapest first, until the estimate stays within `limit` bytes, and what it then is). It may still
-    exceed the limit: then the model is too large for this device."""
-    flags: list[str] = []
-
-    def total() -> float:
-        return estimate(shape, config, device, world_size)["total"]
-
-    def change(flag: str, **settings: Any) -> None:
-        nonlocal config
-        smaller = dataclasses.replace(config, **settings)
-        if total() > limit and estimate(shape, smaller, device, world_size)["total"] < total():
-            config = smaller
-            name = flag.split()[0]
-            flags[:] = [f for f in flags if f.split()[0] != name] + [flag]
-
-    def rollouts_decide() -> bool:
-        return estimate(shape, config, device, world_size)["rollout"] == total()
-
-    while config.rollout_batch > 16 and total() > limit and rollouts_decide():
-        half = config.rollout_batch // 2
-        change(f"--rollout-batch {half}", rollout_batch=half)
-    change("--gradient-checkpointing", gradient_checkpointing=True)
-    change("--train-batch-tokens 2048", train_batch_tokens=min(2048, config.train_batch_tokens))
-    change("--dtype bfloat16 --optimizer adamw16", dtype="bfloat16", optimizer="adamw16")
-    change("--dtype bfloat16 --optimizer adamw --lora-rank 32", dtype="bfloat16", optimizer="adamw", lora_rank=32)
-    while config.rollout_batch > 1 and total() > limit:
-        half = config.rollout_batch // 2
-        before = config
-        change(f"--rollout-batch {half}", rollout_batch=half)
-        if config is before:
-            break
-    return flags, total()
+def one_remedy(
+    shape: ModelShape, config: TrainConfig, device: torch.device, limit: float, world_size: int
+) -> tuple[str, float]:
+    """(the one setting, cheapest first, with which the estimate stays within `limit` bytes, what it then is); ("", inf)
+    where no single one does."""
+    remedies: list[tuple[str, dict[str, Any]]] = [
+        (f"--rollout-batch {rows}", {"rollout_batch": rows}) for rows in (64, 32, 16, 8) if rows < config.rollout_batch
+    ]
+    remedies += [
+        ("--gradient-checkpointing", {"gradient_checkpointing": True}),
+        ("--train-batch-tokens 2048", {"train_batch_tokens": min(2048, config.train_batch_tokens)}),
+        ("--optimizer adamw16", {"optimizer": "adamw16"}),
+        ("--lora-rank 32", {"lora_rank": 32}),
+    ]
+    for flag, change in remedies:
+        total = estimate(shape, dataclasses.replace(config, **change), device, world_size)["total"]
+        if total <= limit:
+            return flag, total
+    return "", math.inf
 
 
 def dry_run(config: TrainConfig, card: float) -> str:
-    """What --dry-run says. card: GB to compare with; 0: what this device has."""
+    """What --dry-run says. card: GB of a CUDA card to compare with, which need not be here; 0: what this device has."""
+    if card and config.dtype == "auto":
+        config = dataclasses.replace(config, dtype="bfloat16")
+    device = torch.device("cuda") if card else resolve_device(config.device)
     if config.model == "toy":
         shape = shape_of(toy.build_policy(seed=config.seed).model)
     else:
         shape = load_shape(config.model)
-    return fit_table(shape, config, resolve_device(config.device), int(os.environ.get("WORLD_SIZE", 1)), card * 1e9)
+    return fit_table(shape, config, device, int(os.environ.get("WORLD_SIZE", 1)), card * 1e9)
 
 
 def fit_table(
@@ -210,24 +210,22 @@ def fit_table(
     room = shape.context - config.max_response_length
     if room < 1:
         lines.append(
-            f"will not start: --max-response-length {config.max_response_length} leaves no room for a prompt in the model's context of {shape.context} tokens"
+            f"will not start: --max-response-length {config.max_response_length} leaves no room for a prompt in the "
+            f"model's context of {shape.context} tokens"
         )
     elif room < config.max_prompt_length:
         lines.append(
-            f"will skip prompts longer than {room} tokens: with the response they exceed the model's context of {shape.context} tokens"
+            f"will skip prompts longer than {room} tokens: with the response they exceed the model's context of "
+            f"{shape.context} tokens"
         )
     capacity = card or device_memory(device)
-    if capacity:
-        flags, reached = suggest(shape, config, device, 0.95 * capacity, world_size)
-        if found["total"] <= 0.95 * capacity:
-            lines.append(f"fits this device's {capacity / 1e9:.1f} GB")
-        elif reached <= 0.95 * capacity:
-            lines.append(
-                f"too much for this device's {capacity / 1e9:.1f} GB; {reached / 1e9:.1f} GB with {' '.join(flags)}"
-            )
-        else:
-            lines.append(f"too much for this device's {capacity / 1e9:.1f} GB, and still {reached / 1e9:.1f} GB with")
-            lines.append(f"{' '.join(flags)}; take a smaller model or a larger device")
+    limit, size = 0.95 * capacity, f"{capacity / 1e9:.1f} GB"
+    if capacity and found["total"] <= limit:
+        lines.append(f"fits in {size}")
+    elif capacity:
+        flag, total = one_remedy(shape, config, device, limit, world_size)
+        remedy = f"fits with {flag}: {total / 1e9:.1f} GB" if flag else "no single setting makes it fit"
+        lines.append(f"does not fit in {size}; {remedy}")
     return "\n".join(lines)
 
 

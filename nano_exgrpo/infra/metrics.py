@@ -124,6 +124,7 @@ def summary(run: Path, config: TrainConfig) -> str:
     The difference's interval adds the squared distances to the ends of both intervals ("square and add", Newcombe
     1998). It takes them as independent; they share their questions, so if anything it is too wide."""
     rows = [row for row in read_lines(run / "metrics.jsonl") if "eval/accuracy" in row]
+    before = rows[0].get("eval/before_warmup")
     first, last = ((row["eval/accuracy"], row["eval/low"], row["eval/high"]) for row in (rows[0], rows[-1]))
     gain = last[0] - first[0]
     low = gain - math.hypot(last[0] - last[1], first[2] - first[0])
@@ -135,6 +136,10 @@ def summary(run: Path, config: TrainConfig) -> str:
         f"({rows[-1]['eval/questions']} questions, {rows[-1]['step']} steps of {config.algo}, 95 % intervals)",
         f"look at   {run}/curves.png, {run}/samples.jsonl, python -m nano_exgrpo.evaluation.html_report {run}",
     ]
+    if before is not None:
+        lines.insert(
+            1, f"(all of it from rewards: the warm-up had raised it from {before:.3f} to {first[0]:.3f} before)"
+        )
     other = "grpo" if config.algo == "exgrpo" else "exgrpo"
     if config.model == "toy":
         preset = "" if config.preset == "toy" else f" --preset {config.preset}"

@@ -1,4 +1,4 @@
-"""Precision and optimisers: how small steps survive small number formats.
+"""Precision, optimisers and LoRA: how small steps survive small number formats.
 
 Reinforcement learning takes steps of about lr = 1e-6 a weight. bf16 has 8 significant bits, so next to a weight of
 0.02 the nearest other number is 1e-4 away, and a step of 1e-6 rounds to nothing, every time. Hence what is offered:
@@ -21,7 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.functional import linear
 
+from nano_exgrpo.errors import InputError
 from nano_exgrpo.infra.distributed import world_size
 
 
@@ -101,3 +103,77 @@ def round_stochastically(exact: Tensor) -> Tensor:
 def own_part(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """What this process keeps of the optimiser, to save and load: its share of a sharded one, else all of it."""
     return optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+
+
+# ------------------------------------------------------------------------------------------------ LoRA
+
+
+def add_lora(model: Any, rank: int) -> None:
+    """Freeze the model and give each of its plain linear layers but the output projection two thin matrices of this rank,
+    in fp32: W + 2 B A (that is, α = 2 · rank). B starts as zero, so the policy is unchanged.
+
+    Fused experts are no linear layers and stay frozen. Raises InputError where there is nothing to adapt."""
+    model.requires_grad_(False)
+    # Subclasses may do more than a product, which a merged weight would not give back.
+    layers = [m for m in model.modules() if type(m) is torch.nn.Linear or is_transposed(m)]
+    layers = [m for m in layers if m is not model.get_output_embeddings()]
+    if not layers:
+        raise InputError(f"model type {model.config.model_type} has no plain linear layers for --lora-rank")
+    for layer in layers:
+        inward, outward = layer.weight.shape if is_transposed(layer) else layer.weight.shape[::-1]
+        device = layer.weight.device
+        layer.lora_A = torch.nn.Parameter(torch.empty(rank, inward, device=device).uniform_(-1, 1) / inward**0.5)
+        layer.lora_B = torch.nn.Parameter(torch.zeros(outward, rank, device=device))
+        layer.register_forward_hook(add_low_rank)
+
+
+def is_transposed(layer: Any) -> bool:
+    """GPT-2's linear layers keep W as [in, out]."""
+    return type(layer).__name__ == "Conv1D"
+
+
+def add_low_rank(layer: Any, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """x → W x + 2 B A x, for x [..., in]."""
+    thin = linear(arguments[0].to(layer.lora_A.dtype), layer.lora_A)  # [..., r]
+    return output + (2 * linear(thin, layer.lora_B)).to(output.dtype)
+
+
+def has_lora(model: Any) -> bool:
+    return any("lora_" in name for name, _ in model.named_parameters())
+
+
+def adapter_state(model: Any) -> dict[str, Tensor]:
+    """The trained matrices alone, on the CPU."""
+    return {name: p.detach().cpu() for name, p in model.named_parameters() if "lora_" in name}
+
+
+def load_adapter(model: Any, state: dict[str, Tensor]) -> None:
+    """Put back what `adapter_state` gave. Raises InputError if it belongs to other adapters."""
+    own = {name: p for name, p in model.named_parameters() if "lora_" in name}
+    if {n: p.shape for n, p in own.items()} != {n: t.shape for n, t in state.items()}:
+        raise InputError("the checkpoint's LoRA adapters do not fit this model and --lora-rank")
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(state[name])
+
+
+def plain_state_dict(model: Any, *, merge: bool) -> dict[str, Tensor]:
+    """The weights that the model has without adapters.
+
+    merge: W + 2 B A, everything in fp32 and on the CPU: in bf16 the small changes of RL would round away, and the
+    device that trained may have no room for the model in fp32. Otherwise the frozen W, as it is."""
+    plain = {name: tensor for name, tensor in model.state_dict().items() if "lora_" not in name}
+    if not merge:
+        return plain
+    adapted = {m.weight.data_ptr(): m for m in model.modules() if hasattr(m, "lora_A")}
+    shared: dict[int, Tensor] = {}  # tied weights stay one tensor
+    for name, tensor in plain.items():  # one module at a time, so that nothing is there twice
+        where = tensor.data_ptr()
+        if where not in shared and where in adapted:
+            A, B = adapted[where].lora_A.detach(), adapted[where].lora_B.detach()
+            change = A.T @ B.T if is_transposed(adapted[where]) else B @ A  # as W is
+            shared[where] = change.mul_(2).cpu().add_(tensor.cpu())
+        elif where not in shared:
+            shared[where] = tensor.cpu().float()
+        plain[name] = shared[where]
+    return plain
