@@ -43,7 +43,7 @@ from nano_exgrpo.checker import tree
 from nano_exgrpo.checker.functions import CALLED, FUNCTIONS
 from nano_exgrpo.checker.lexer import MAX_CHARS, Token, split_word, tokenize
 from nano_exgrpo.checker.tree import Based, Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, Sym
-from nano_exgrpo.checker.units import Unit, parse_unit
+from nano_exgrpo.checker.units import DIMENSIONS, Unit, parse_unit, starts_symbol
 
 if TYPE_CHECKING:
     import sympy
@@ -289,8 +289,12 @@ class AnswerParser:
             self.unit()  # $5 per hour
             return Quantity(Op("neg", (value,)) if negative else value, Unit.named(ahead.text))
         node = self.multiple(self.sum())
+        start = self.at
         unit = self.unit()
         if unit is None:
+            return node
+        if tree.symbols(node) and not tree.literals(node) and any(name not in DIMENSIONS for name, _ in unit.dims):
+            self.at = start  # B major: a counted noun needs a number
             return node
         smaller = unit
         while (part := self.smaller_part(smaller)) is not None:  # 1 hour 30 minutes
@@ -364,7 +368,9 @@ class AnswerParser:
                 self.at += 1
                 node = Op("mod", (node, self.signed()))
             elif self.starts_atom():
-                if before.kind == "num" and self.token.kind == "num":
+                last = node.args[-1] if isinstance(node, Op) and node.head == "*" else node
+                is_power = isinstance(last, Op) and last.head == "^"  # 2^3 3^2
+                if before.kind == "num" and self.token.kind == "num" and not is_power:
                     raise ParseError("two numbers side by side")
                 if before.kind == "op" and before.text in ("%", "deg") and self.token.kind == "num":
                     raise ParseError("a number after a percent or degree sign")
@@ -375,7 +381,7 @@ class AnswerParser:
     def starts_atom(self) -> bool:
         """Whether a factor with no sign before it can start here."""
         kind, text, *_ = self.token
-        if kind in ("word", "roman") or text == "\\mu":
+        if kind in ("word", "roman") or text == "\\mu" or kind == "name" and starts_symbol(self.tokens, self.at):
             return not self.unit_ahead()
         if kind in ("num", "name"):
             return True
@@ -388,7 +394,7 @@ class AnswerParser:
         if text in ("(", "[") and self.unit_ahead():
             return False
         if kind == "op":
-            if text == "|":
+            if text in ("|", "||"):
                 return not self.bars
             return text in ("(", "{", "lfloor", "lceil") or text == "[" and not self.may_close
         return False
@@ -408,6 +414,10 @@ class AnswerParser:
                 base = self.marked(base, mark)
                 continue
             exponent = self.exponent()
+            if exponent == Op("neg", (ONE,)) and isinstance(base, Sym) and base.name in tree.FUNCTION_LETTERS:
+                if self.sign() == "(":  # f^{-1}(x)
+                    base = self.call(Sym(base.name + "^{-1}"))
+                    continue
             if isinstance(exponent, Sym) and exponent.name.strip("'") == "":
                 base = self.marked(base, exponent.name)
                 base = self.call(base)
@@ -464,6 +474,9 @@ class AnswerParser:
             elif self.sign() == "deg" and self.tokens[self.at + 1].text in ("C", "F"):
                 return node  # a unit
             elif self.accept("deg"):
+                for size in (60, 3600):  # 63° 45' 36''
+                    if (part := self.arc_part(size)) is not None:
+                        node = Op("+", (node, Num(part.value / size)))
                 node = Op("degree", (node,))
             elif self.accept("'"):
                 node = self.call(self.marked(node, "'"))
@@ -472,6 +485,24 @@ class AnswerParser:
             else:
                 return node
 
+    def arc_part(self, size: int) -> Token | None:
+        """The minutes (`size` 60) or seconds (3600) of an angle, if they stand here: 45', 45^{\\prime}, 45 minutes."""
+        number, start = self.token, self.at
+        if number.kind != "num":
+            return None
+        self.at += 1
+        braced = self.accept("^") and self.accept("{")
+        marks = 0
+        while self.accept("'"):
+            marks += 1
+        if braced:
+            self.expect("}")
+        words = ("minutes", "minute", "min") if size == 60 else ("seconds", "second", "sec")
+        if marks == (1 if size == 60 else 2) or not marks and self.words(*words):
+            return number
+        self.at = start
+        return None
+
     def marked(self, base: Node, mark: str) -> Node:
         if isinstance(base, Sym):
             return Sym(base.name + mark)
@@ -479,9 +510,11 @@ class AnswerParser:
 
     def subscript(self, node: Node) -> Node:
         self.expect("_")
-        if isinstance(node, Num) and node.digits == 0:
-            numeral = self.tokens[self.at - (3 if self.tokens[self.at - 2].text == ")" else 2)]
+        numeral = self.tokens[self.at - (3 if self.tokens[self.at - 2].text == ")" else 2)]
+        if isinstance(node, Num) and numeral.text.replace(".", "").isdigit():
             return Based(numeral.text, self.base())
+        if node in (Op("e"), Op("i")):  # e_r
+            node = Sym(node.head)
         if not isinstance(node, Sym):
             raise ParseError("a subscript on something that is not a symbol")
         if self.token.kind == "text":
@@ -532,6 +565,8 @@ class AnswerParser:
                 return Op("e")
             if text in ("i", "\\imath"):
                 return Op("i")
+            if text == "\\jmath":
+                return Sym("j")
             return self.call(Sym(text))
         if kind == "text":
             return self.label()
@@ -553,7 +588,7 @@ class AnswerParser:
                 return Seq("set", node.items) if isinstance(node, Seq) and node.kind == "list" else node
             if text == r"\{":
                 return self.nested(self.braces)
-            if text == "|":
+            if text in ("|", "||"):
                 return self.absolute()
             if text in ("lfloor", "lceil"):
                 self.at += 1
@@ -610,13 +645,14 @@ class AnswerParser:
         return args
 
     def absolute(self) -> Node:
-        self.expect("|")
-        doubled = self.accept("|")
-        node = self.nested(self.sum, bars=1)
-        self.expect("|")
+        """`|x|`, `|A \\cup B|`, the norm `\\|v\\|` or `||v||`."""
+        opened = self.expect("|", "||")
+        doubled = opened == "|" and self.accept("|")
+        node = self.nested(self.set, bars=1)
+        self.expect(opened)
         if doubled:
             self.expect("|")
-        return Op("abs", (node,))
+        return Op("norm" if doubled or opened == "||" else "abs", (node,))
 
     def bracket(self) -> Node:
         """`(...)`, `[...)`, `]...[`: a group if it holds one item, else a tuple or an interval."""
@@ -772,16 +808,21 @@ class AnswerParser:
         return Op("reals")
 
     def accent(self, name: str) -> Node:
-        if self.token.kind == "name":  # \ddot\theta(t): the accent is not on the call
+        if self.token.kind == "name" and self.token.text not in ("i", "j", "k", "\\imath", "\\jmath"):
+            # \ddot\theta(t): the accent is not on the call
             self.at += 1
             return self.call(Sym(f"\\{name} {self.tokens[self.at - 1].text}"))
         under = self.argument()
+        if name == "hat" and under in (Op("i"), Sym("j"), Sym("k")):  # the unit vectors, like \\mathbf{i}
+            return under
         if name == "overline" and "i" in tree.contents(under)[1]:
             return Op("conj", (under,))
         return self.call(Sym(f"\\{name} {name_of(under)}"))
 
     def vector(self, name: str) -> Node:
-        """An arrow from A to B; over one letter it is layout, like `\\vec`."""
+        """An arrow from A to B; over one letter it is layout."""
+        if self.token.kind == "name":
+            return self.atom()
         under = self.argument()
         return Sym(f"\\{name} {name_of(under)}") if isinstance(under, Op) else under
 

@@ -178,6 +178,12 @@ def contents(tree: Node) -> tuple[set[str], set[str]]:
     return names, heads
 
 
+def literals(node: Node) -> list[Fraction]:
+    """The numerals in a tree."""
+    found = [value for child in children(node) for value in literals(child)]
+    return [node.value, *found] if isinstance(node, Num) else found
+
+
 def symbols(tree: Node) -> set[str]:
     return contents(tree)[0]
 

@@ -31,7 +31,7 @@ from nano_exgrpo.checker.parser import ParseError, parse_tokens
 from nano_exgrpo.checker.real_sets import FLIPPED, RealLine
 from nano_exgrpo.checker.tree import Based, Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, Sym
 from nano_exgrpo.checker.units import DIMENSIONS
-from nano_exgrpo.checker.words import choice_readings, same_words
+from nano_exgrpo.checker.words import readings, same_words
 
 BUDGET = 8_000  # work units of one verdict, some 5 microseconds each
 MAX_ITEMS = 64  # of a list or set
@@ -57,11 +57,11 @@ def compare(gold: str, answer: str) -> tuple[bool, str]:
     why = ""
     for lists in (False, True) if any(map(AMBIGUOUS_COMMA.search, (gold, answer))) else (False,):
         tokens = tokenize(gold, lists)
-        for reading in choice_readings(tokenize(answer, lists), tokens):
-            if same_words(tokens, reading):
+        for left, right in readings(tokens, tokenize(answer, lists)):
+            if same_words(left, right):
                 return True, "the same words and signs"
             try:
-                judge = Judge(parse_tokens(list(tokens)), parse_tokens(reading))
+                judge = Judge(parse_tokens(list(left)), parse_tokens(list(right)))
             except ParseError as error:
                 why = why or f"not parsed: {error}"
                 continue
@@ -613,15 +613,11 @@ def turning_points(*trees: Node) -> list[tuple[int, dict[str, Fraction]]]:
     names, heads = map(set.union, *map(tree.contents, trees)) if len(trees) > 1 else tree.contents(trees[0])
     if not heads & TURNS:
         return []
-    sizes = sorted({abs(v) for node in trees for v in literals(node) if 2 < abs(v) <= 10**6}, reverse=True)[:MAX_TURNS]
+    sizes = sorted({abs(v) for node in trees for v in tree.literals(node) if 2 < abs(v) <= 10**6}, reverse=True)[
+        :MAX_TURNS
+    ]
     if heads & WHOLE:
         values = [v for size in sizes if size.denominator == 1 for v in (size, size + 1, 2 * size + 1)]
     else:
         values = [v for size in sizes for v in (size + 1, 3 * size, -size - 1, -3 * size)]
     return [(at % POINTS, {name: value}) for name in sorted(names)[:MAX_TURNS] for at, value in enumerate(values)]
-
-
-def literals(node: Node) -> list[Fraction]:
-    """The numerals in a tree."""
-    found = [value for child in tree.children(node) for value in literals(child)]
-    return [node.value, *found] if isinstance(node, Num) else found
