@@ -129,6 +129,7 @@ _SYMBOLS = {*_GREEK_NAMES, *(name.capitalize() for name in _GREEK_NAMES)} - {"pi
 )
 _VARIANTS = {"var" + name: name for name in "epsilon phi theta rho sigma".split()}
 _UNIT_SIGNS = "€£¥Å"
+_QUANTITIES = set("Var Cov Corr Pr Area area Perimeter perimeter Volume volume rank tr dim deg ord".split())
 # Plain-text names that are read without a backslash (`2*pi*r`, `sqrt(5)`, `np.arcsin(x)`).
 _BARE = {name: name for name in CALLED | {"pi", "inf"} | set("theta alpha beta gamma lambda omega sigma delta".split())}
 _BARE |= {spelling: name for spelling, name in SPELLINGS.items() if name in CALLED or name == "inf"}
@@ -275,6 +276,8 @@ class _Lexer:
             self.add("op", run)
         elif run in _BARE:
             self.out.append(_command(_BARE[run]))
+        elif run in _QUANTITIES and self.text[self.at : self.at + 1] in ("(", "["):
+            self.out.append(Token("text", run.lower(), written=run))
         elif run == "np" and self.text[self.at : self.at + 1] == ".":
             self.at += 1
         elif self.counting:  # "12 students", "6 cups of flour": words, not products

@@ -68,8 +68,8 @@ CURRENCIES = {"$", "€", "£", "¥", "usd", "eur", "rs", "inr"}
 ENDS = {"end", ",", ";", "and", "or", ")", "]", r"\}", "}", "&", "\\\\", "|"}
 MATRICES = set("pmatrix bmatrix vmatrix Bmatrix Vmatrix matrix smallmatrix array".split())
 ROWS = set("cases aligned align gathered split".split())
+UNSAID = {"is", "are", "an", "a", "the", "integer", "number", ",", ".", ";"}  # in conditions
 NEGATING = {"not", "wrong", "incorrect", "never", "except", "anything"}
-TRIGONOMETRIC = {"sin", "cos", "tan", "cot", "sec", "csc"}
 ZERO, ONE, INFINITY = Num(Fraction(0)), Num(Fraction(1)), Op("inf")
 POSITIVE, NEGATIVE = Seq("tuple", [ZERO, INFINITY]), Seq("tuple", [Op("neg", (INFINITY,)), ZERO])
 NOT_NEGATIVE, NONZERO = Seq("tuple", [ZERO, INFINITY], "[)"), Op("setminus", (Op("reals"), Seq("set", [ZERO])))
@@ -255,18 +255,18 @@ class AnswerParser:
         return node
 
     def ratio(self) -> Node:
-        parts = [self.set()]
+        parts, written = [self.set()], []
         while self.stop[-1:] != [":"] and (self.accept(":") or self.words("to")):
-            minutes = self.token.text
+            written.append(self.token.text)
             parts.append(self.set())
-            if len(minutes) == 2 and minutes[0] == "0" and parts[-1] == Num(Fraction(int(minutes))):
-                parts[-1] = Sym(f"clock {minutes}")  # 3:05 is no ratio
         if len(parts) == 1:
             return parts[0]
         unit = parts[-1].unit if isinstance(parts[-1], Quantity) else None
         if unit is not None:
             parts[-1] = parts[-1].value
-        return Quantity(Ratio(parts), unit) if unit is not None else Ratio(parts)
+        clock = all(text.isdigit() and len(text) == 2 and text < "60" for text in written)
+        node = Ratio(parts, clock + (clock and any(text[0] == "0" for text in written)))
+        return Quantity(node, unit) if unit is not None else node
 
     def set(self) -> Node:
         node = self.quantity()
@@ -368,9 +368,7 @@ class AnswerParser:
                 self.at += 1
                 node = Op("mod", (node, self.signed()))
             elif self.starts_atom():
-                last = node.args[-1] if isinstance(node, Op) and node.head == "*" else node
-                is_power = isinstance(last, Op) and last.head == "^"  # 2^3 3^2
-                if before.kind == "num" and self.token.kind == "num" and not is_power:
+                if before.kind == "num" and self.token.kind == "num" and "^" not in tree.contents(node)[1]:  # 2^3 3^2
                     raise ParseError("two numbers side by side")
                 if before.kind == "op" and before.text in ("%", "deg") and self.token.kind == "num":
                     raise ParseError("a number after a percent or degree sign")
@@ -620,28 +618,31 @@ class AnswerParser:
         `FUNCTION_LETTERS` and primed symbols are functions; others are if all arguments are symbols or numbers.
         Where that fails, the parentheses are read again as a factor; `not_calls` keeps that from happening twice.
         """
-        if self.sign() != "(" or self.at in self.not_calls:
+        name = symbol.name if isinstance(symbol, Sym) else ""
+        bracketed = self.sign() == "[" and name in ("E", "P", "\\mathbbE", "\\mathbbP")
+        if self.sign() != "(" and not bracketed or self.at in self.not_calls:
             return symbol
         state = self.at, self.depth, self.bars, self.may_close
         try:
-            args = self.nested(self.arguments)
+            args = self.nested(self.arguments, bars=name in ("P", "\\mathbbP"))  # P(A|B)
         except ParseError:
             args = []
-        name = symbol.name if isinstance(symbol, Sym) else ""
-        if args and (
-            name[:1] in tree.FUNCTION_LETTERS or name.endswith("'") or all(isinstance(arg, Sym | Num) for arg in args)
-        ):
+        if args and name in FUNCTIONS and FUNCTIONS[name].arity == len(args):
+            return Op(name, tuple(args))
+        is_function = name[:1] in tree.FUNCTION_LETTERS or name[-1:] in ("'", "}") or name.startswith("\\mathbb")
+        no_factor = any(isinstance(a, Rel) or isinstance(a, Op) and a.head in ("cup", "cap", "given") for a in args)
+        if args and (is_function or no_factor or all(isinstance(arg, Sym | Num) for arg in args)):
             return Op("call", (symbol, *args))
         self.at, self.depth, self.bars, self.may_close = state
         self.not_calls.add(self.at)
         return symbol
 
     def arguments(self) -> list[Node]:
-        self.expect("(")
-        args = [self.sum()]
-        while self.accept(","):
-            args.append(self.sum())
-        self.expect(")")
+        closing = {"(": ")", "[": "]"}[self.expect("(", "[")]
+        args = [self.clause()]
+        while sign := self.accept(",", "|"):
+            args.append(self.clause() if sign == "," else Op("given", (self.clause(),)))
+        self.expect(closing)
         return args
 
     def absolute(self) -> Node:
@@ -679,6 +680,12 @@ class AnswerParser:
         self.expect(r"\{")
         if self.accept(r"\}"):
             return Seq("set", [])
+        if self.command().startswith("begin "):  # \left\{\begin{array}{ll} ...
+            name = self.command()[6:]
+            self.at += 1
+            node = self.environment(name, rows_only=True)
+            self.accept(r"\}")
+            return node
         self.stop.append(":")
         self.bars += 1
         node = self.answer()
@@ -709,11 +716,13 @@ class AnswerParser:
             raise ParseError("a label that denies")
         if phrase in PHRASES:
             return PHRASES[phrase]
+        args = self.nested(self.arguments, bars=1) if self.sign() in ("(", "[") and words else []  # Var(X) = 5
         if self.sign() not in ("=", ":", "~="):
             raise ParseError(f"unexpected words {phrase!r}")
         if self.sign() == ":":
             self.tokens[self.at] = Token("op", "=")
-        return Sym("text " + phrase)
+        name = Sym("text " + phrase)
+        return Op("call", (name, *args)) if args else name
 
     # -- commands
 
@@ -740,7 +749,7 @@ class AnswerParser:
             argument = self.nested(self.power)
         else:
             argument = in_radians(self.nested(self.bare_argument), name)
-        if power == Op("neg", (ONE,)) and name[:3] in TRIGONOMETRIC:
+        if power == Op("neg", (ONE,)) and name[:3] in tree.TRIGONOMETRIC:
             return Op("arc" + name, (argument,))
         if name == "cis":
             argument = in_radians(argument, "cos")
@@ -850,7 +859,8 @@ class AnswerParser:
                 low = self.argument()
         return Op(name, (low, high, self.nested(self.sum if name == "int" else self.product)))
 
-    def environment(self, name: str) -> Node:
+    def environment(self, name: str, rows_only: bool = False) -> Node:
+        """A matrix; or, of `ROWS` and if `rows_only`, a list of its rows, each of a value and the condition for it."""
         if name not in MATRICES | ROWS:
             raise ParseError(f"unknown environment {name}")
         if name in ROWS - {"cases"}:  # x &= 5: the sign only aligns
@@ -859,20 +869,32 @@ class AnswerParser:
         while self.command() != f"end {name}":
             if self.accept("\\\\"):
                 rows.append([])
-            elif self.words("otherwise"):
-                rows[-1].append(Sym("text otherwise"))
-            elif not self.accept("&"):
-                self.words("if", "for", "when")
-                rows[-1].append(self.clause())
-                self.accept(",")
+            elif not self.accept("&", ",", ".", ";"):
+                is_condition = rows[-1] and (name in ROWS or rows_only)
+                rows[-1].append(self.condition() if is_condition else self.clause())
         self.at += 1
         rows = [row for row in rows if row]
-        if name in ROWS:
+        if name in ROWS or rows_only:
             return Seq("list", [Seq("tuple", row) if len(row) > 1 else row[0] for row in rows])
         if not rows or len({len(row) for row in rows}) != 1:
             raise ParseError("a matrix with ragged rows")
         matrix = Matrix(rows)
         return Op("det", (matrix,)) if name == "vmatrix" else matrix
+
+    def condition(self) -> Node:
+        """When a case holds: a relation, or words: `if n is even` and `n even` are the same ones."""
+        self.words("if", "for", "when", "where")
+        start = self.at
+        if self.words("otherwise", "else", "elsewhere"):
+            return Sym("text otherwise")
+        while self.sign() not in ("\\\\", "&", "end") and not self.command().startswith("end "):
+            self.at += 1
+        spoken = self.tokens[start : self.at]
+        if not any(token.kind == "text" for token in spoken):
+            self.at = start
+            return self.clause()
+        said = [token.text for token in spoken if token.text not in UNSAID]
+        return Sym("text " + " ".join(said))
 
     def split(self) -> None:
         """Replace a run of bare letters by its letters and the functions in it: `xsin` -> x, sin."""
@@ -933,7 +955,7 @@ def times(a: Node, b: Node) -> Node:
 
 def in_radians(node: Node, function: str) -> Node:
     """The argument of a trigonometric function with its degrees converted: `sin 30°`."""
-    if isinstance(node, Op) and function in TRIGONOMETRIC:
+    if isinstance(node, Op) and function in tree.TRIGONOMETRIC:
         head = "radians" if node.head == "degree" else node.head
         return Op(head, tuple(in_radians(arg, function) for arg in node.args))
     return node

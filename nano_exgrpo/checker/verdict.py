@@ -71,6 +71,18 @@ def compare(gold: str, answer: str) -> tuple[bool, str]:
     return False, why
 
 
+def time_of_day(node: Node, half: str = "") -> set[int]:
+    """The seconds since midnight at `7`, `7:30` or `7:30:15`, in the morning ("am") or not ("pm"): one reading, as of 24
+    hours, and as written if nothing says which; none if it is no time."""
+    parts = node.parts if isinstance(node, Ratio) and node.clock else [node]
+    if len(parts) > 3 or not all(isinstance(part, Num) and part.value.denominator == 1 for part in parts):
+        return set()
+    hour, minute, second = (int(part.value) for part in [*parts, Num(Fraction(0)), Num(Fraction(0))][:3])
+    if half and hour <= 12:
+        hour = hour % 12 + 12 * (half == "pm")
+    return {3600 * hour + 60 * minute + second}
+
+
 class Judge:
     """One verdict: `why` says, for people, what decided it."""
 
@@ -126,6 +138,9 @@ class Judge:
         if any(builders):
             return all(builders) and all(map(self.equal, a.args, b.args)) or self.no("different sets")
         if isinstance(a, Seq) or isinstance(b, Seq) or tree.has_matrix(a) or tree.has_matrix(b):
+            for x, y in ((a, b), (b, a)):
+                if (vector := in_unit_vectors(x)) is not None and isinstance(y, Sym | Op) and not tree.has_matrix(y):
+                    return self.scalars(vector, with_unit_i(y)) or self.no("another vector")
             return self.containers(a, b)
         if isinstance(a, Ratio) or isinstance(b, Ratio):
             return self.ratios(a, b) or self.no("different ratios or times")
@@ -138,9 +153,12 @@ class Judge:
         return node.args if isinstance(node, Op) and node.head == "where" else (node, None)
 
     def unwrapped(self, node: Node) -> Node:
-        """A container of one item is that item."""
+        """A container of one item is that item; alternatives that are equal (`1/2 or 0.5`) are one value."""
         while isinstance(node, Seq) and len(node.items) == 1 and node.kind != "tuple":
             node = node.items[0]
+        if isinstance(node, Seq) and node.kind == "or" and len(node.items) < 4:
+            if all(self.equal(node.items[0], item) for item in node.items[1:]):
+                return node.items[0]
         return node
 
     # -- units
@@ -148,12 +166,15 @@ class Judge:
     def quantities(self, a: Node, b: Node) -> bool:
         a, b = (n if isinstance(n, Quantity) else tree.letter_quantity(n) or n for n in (a, b))  # 5 cm against 5m
         (a, unit_a), (b, unit_b) = ((n.value, n.unit) if isinstance(n, Quantity) else (n, None) for n in (a, b))
+        halves = [unit.dims[0][0] if unit and unit.dims else "" for unit in (unit_a, unit_b)]
+        if {"am", "pm"} & {*halves}:
+            times = time_of_day(a, halves[0]), time_of_day(b, halves[1])
+            shared = set.intersection(*times) if "" in halves else times[0] == times[1] != set()
+            return bool(shared) or self.no("different times")
         if unit_a and unit_b and unit_a.conflicts(unit_b):
             return self.no("the units conflict")
         for unit, value, angle in ((unit_a, a, b), (unit_b, b, a)):
             dimension = unit.dims[0][0] if unit and unit.dims else ""
-            if dimension in ("am", "pm") and isinstance(a, Ratio) and isinstance(b, Ratio):
-                return a == b or self.no("different times")  # times of a day are not proportional
             if isinstance(angle, Op) and angle.head == "degree" and dimension in DIMENSIONS - {"celsius", "fahrenheit"}:
                 return dimension == "radian" and self.scalars(value, Op("radians", angle.args)) or self.no("an angle")
         if unit_a and unit_b and (size := unit_a.converted(unit_b)) != 1:
@@ -205,7 +226,11 @@ class Judge:
         label, value = self.unlabel(rel)
         if value is None:
             return self.no("an equation or inequality is not a value")
-        del label
+        if label is not None and tree.is_letter_sum(label):
+            if value == Num(Fraction(0)) or gold_first and tree.symbols(label) & {"x", "y", "z"}:
+                return self.no("a line or a plane is not a value")
+        if rel.ops == ["in"] and isinstance(value, Seq) and isinstance(other, Seq) and value.kind != other.kind:
+            return self.no("an interval is not a list")
         return self.equal(value, other) if gold_first else self.equal(other, value)
 
     def unlabel(self, rel: Rel) -> tuple[Node | None, Node | None]:
@@ -224,7 +249,7 @@ class Judge:
                 return None, None
         else:
             values, label = rest, first
-        if tree.is_word_label(first) and label is not None and not tree.is_constant(values[-1]):
+        if tree.is_constant_label(first) and label is not None and not tree.is_constant(values[-1]):
             return None, None
         constants = [v for v in values if tree.is_constant(v)]
         if not all(self.equal(v, constants[-1]) for v in constants[:-1]):
@@ -232,10 +257,16 @@ class Judge:
         return label, values[-1]
 
     def both_relations(self, a: Rel, b: Rel) -> bool:
+        found = tree.derivatives(a), tree.derivatives(b)
+        if all(found):  # x' is dx/dt, x is x(t)
+            variables = [{variable for _, _, variable in derivatives} - {""} for derivatives in found]
+            if not all(variables) or variables[0] & variables[1]:
+                functions = {name for name, _, _ in found[0] | found[1]}
+                a, b = tree.primed(a, functions), tree.primed(b, functions)
         if set(a.ops) == set(b.ops) == {"="}:
             (label_a, value_a), (label_b, value_b) = self.unlabel(a), self.unlabel(b)
             if value_a is not None and value_b is not None and label_a is not None and label_b is not None:
-                if label_a == label_b and self.equal(value_a, value_b):
+                if tree.same_label(label_a, label_b) and self.equal(value_a, value_b):
                     return True
                 renamed = tree.same_function(label_a, label_b)
                 if renamed:
@@ -285,6 +316,11 @@ class Judge:
             for x, y, flip in ((a, b, False), (b, a, True)):
                 if x.kind == "tuple" and y.kind == "list" and all(isinstance(i, Rel) for i in y.items):
                     return self.named_entries(x, y, flip)
+            if {a.kind, b.kind} == {"tuple", "list"} and len(a.items) == len(b.items):
+                ends = a.ends if a.kind == "tuple" else b.ends
+                return (
+                    ends == "()" and all(map(self.equal, a.items, b.items)) or self.no("another order, or an interval")
+                )
             if "tuple" in (a.kind, b.kind):
                 return self.no("a tuple is not a list or set")
             return self.unordered(a, b)
@@ -314,12 +350,40 @@ class Judge:
             return self.no(f"{len(left)} values against {len(right)}")
         if len(left) > MAX_ITEMS:
             raise Undefined("too many values")
+        if "text otherwise" in set.union(*map(tree.symbols, left + right), set()):
+            left, right = self.with_rest(left, right), self.with_rest(right, left)
         for item in left:
             match = next((at for at, other in enumerate(right) if self.equal(item, other)), None)
             if match is None:
                 return self.no(f"nothing on the other side equals {tree.drawn(item)}")
             del right[match]
         return True
+
+    def with_rest(self, cases: list, others: list) -> list:
+        """The cases of a piecewise function with "otherwise" in place of a condition that it can stand for."""
+        conditions = [case.items[-1] for case in cases if isinstance(case, Seq) and len(case.items) == 2]
+        rest = Sym("text otherwise")
+        if len(conditions) < len(cases) or rest in conditions:
+            return cases
+        for at, case in enumerate(cases):
+            if self.is_rest(case.items[-1], conditions[:at] + conditions[at + 1 :]) and any(
+                other.items[-1] == rest and self.equal(other.items[0], case.items[0]) for other in others
+            ):
+                return [*cases[:at], Seq("tuple", [case.items[0], rest]), *cases[at + 1 :]]
+        return cases
+
+    def is_rest(self, condition: Node, others: list) -> bool:
+        """Whether a condition holds exactly where none of the others does."""
+        if isinstance(condition, Sym):
+            swapped = [name.name.replace("even", "odd") for name in (condition, *others) if isinstance(name, Sym)]
+            return len(others) == 1 and len(swapped) == 2 and swapped[0] == swapped[1] and condition != others[0]
+        sets = [self.line.real_set(rel) if isinstance(rel, Rel) else None for rel in (condition, *others)]
+        if None in sets:
+            return False
+        variable, pieces = sets[0]
+        return self.sets_equal(
+            (variable, pieces), (sets[-1][0], self.line.complement([p for _, some in sets[1:] for p in some]))
+        )
 
     def distinct(self, items: list) -> list:
         out: list = []
@@ -329,7 +393,11 @@ class Judge:
         return out + items[MAX_ITEMS:]
 
     def ratios(self, a: Node, b: Node) -> bool:
-        """Equal part by part, or proportional."""
+        """Equal part by part, or proportional; times as times; a gold ratio is the quotient of its two numbers."""
+        if isinstance(a, Ratio) and len(a.parts) == 2 and a.clock < 2 and isinstance(b, Num | Op):
+            return self.scalars(Op("/", tuple(a.parts)), b)
+        if isinstance(a, Ratio) and isinstance(b, Ratio) and max(a.clock, b.clock) == 2:
+            return bool(time_of_day(a) & time_of_day(b))
         if not isinstance(a, Ratio) or not isinstance(b, Ratio) or len(a.parts) != len(b.parts):
             return False
         if all(self.equal(x, y) for x, y in zip(a.parts, b.parts)):
@@ -582,6 +650,22 @@ class Judge:
 def difference(rel: Rel) -> Op:
     """Left side minus right side."""
     return Op("+", (rel.terms[0], Op("neg", (rel.terms[1],))))
+
+
+def in_unit_vectors(node: Node) -> Node | None:
+    """(a, b, c) as a i + b j + c k; None for what is no vector."""
+    if isinstance(node, Matrix) and 1 in (len(node.rows), len(node.rows[0])):
+        node = Seq("tuple", [cell for row in node.rows for cell in row])
+    if not isinstance(node, Seq) or node.kind != "tuple" or node.ends != "()" or len(node.items) not in (2, 3):
+        return None
+    if not all(isinstance(item, Num | Sym | Op) for item in node.items):
+        return None
+    return Op("+", tuple(Op("*", pair) for pair in zip(node.items, (Sym("unit i"), Sym("j"), Sym("k")))))
+
+
+def with_unit_i(node: Node) -> Node:
+    """The tree with i as a vector, not as a number."""
+    return Sym("unit i") if node == Op("i") else tree.rebuilt(node, with_unit_i)
 
 
 def in_radians(node: Node) -> Node:
