@@ -293,7 +293,8 @@ class AnswerParser:
         unit = self.unit()
         if unit is None:
             return node
-        if tree.symbols(node) and not tree.literals(node) and any(name not in DIMENSIONS for name, _ in unit.dims):
+        counted = any(name not in DIMENSIONS for name, _ in unit.dims) or self.tokens[start - 1].kind == "roman"
+        if counted and tree.symbols(node) and not tree.literals(node):
             self.at = start  # B major: a counted noun needs a number
             return node
         smaller = unit
@@ -833,7 +834,7 @@ class AnswerParser:
         if self.token.kind == "name":
             return self.atom()
         under = self.argument()
-        return Sym(f"\\{name} {name_of(under)}") if isinstance(under, Op) else under
+        return Sym(f"\\{name} {name_of(under)}") if isinstance(under, Op) and under.args else under
 
     def angle(self, name: str) -> Node:
         """`\\angle ABC`, `\\angle A_1`: a symbol."""

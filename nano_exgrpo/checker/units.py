@@ -71,9 +71,9 @@ for _names, _words in _PREFIXED.items():
         NAMED.setdefault(_word + _name, (NAMED[_name][0], NAMED[_name][1] * Fraction(10) ** _PREFIXES[_word]))
 NAMED["\\mu"] = ("micro", Fraction(1, 10**6))
 _DERIVED = {"volume": (("length", 3),), "speed": (("length", 1), ("time", -1)), "micro": ()}
+NAMED["c"] = ("light", Fraction(1))  # GeV/c^2, but no letter that is a unit
 DIMENSIONS = {dimension for dimension, _ in NAMED.values()}
-SINGLE_LETTERS = {name for name in NAMED if len(name) == 1 and name.isalpha()} | {"\\Omega"}
-NAMED["c"] = ("light", Fraction(1))  # GeV/c^2
+SINGLE_LETTERS = {name for name in NAMED if len(name) == 1 and name.isalpha()} - {"c"} | {"\\Omega"}
 _SUNS = {"\\odot", "\\oplus"}  # M_\\odot
 NEUTRAL = {"st", "nd", "rd", "th", "total", "approximately", "approx", "only"}
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3, "cu": 3}
@@ -175,12 +175,12 @@ def parse_unit(tokens: list[Token], at: int) -> tuple[Unit, int] | None:
             if not powers and not unknown or tokens[at + 1].kind not in ("text", "word", "roman", "name", "cmd"):
                 if name != "/" or tokens[at + 1].text != "(" or tokens[at + 2].kind not in ("text", "roman", "name"):
                     break
-                bracket = True  # J/(kg K)
+                at, bracket = at + 1, True  # J/(kg K)
             if name == "/":
                 sign = -1
             elif name not in ("*", ".", "-"):
                 break
-            at += 1 + bracket
+            at += 1
             continue
         elif kind not in ("text", "word", "roman") and not (kind == "cmd" and name in ("min", "sec")):
             break

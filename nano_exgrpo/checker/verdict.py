@@ -24,7 +24,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from nano_exgrpo.checker import tree
-from nano_exgrpo.checker.evaluator import Evaluator, close, sample
+from nano_exgrpo.checker.evaluator import Evaluator, close, sample, settled
 from nano_exgrpo.checker.functions import DIGITS, NOISE, Undefined, divide
 from nano_exgrpo.checker.lexer import AMBIGUOUS_COMMA, MAX_CHARS, tokenize
 from nano_exgrpo.checker.parser import ParseError, parse_tokens
@@ -34,6 +34,7 @@ from nano_exgrpo.checker.units import DIMENSIONS
 from nano_exgrpo.checker.words import readings, same_words
 
 BUDGET = 8_000  # work units of one verdict, some 5 microseconds each
+SETTLING = 6_000  # ... of the infinite sums and limits of one side
 MAX_ITEMS = 64  # of a list or set
 PLUS_MINUS = {"pm", "mp"}
 POINTS = 7  # random points for expressions with symbols
@@ -72,22 +73,20 @@ def compare(gold: str, answer: str) -> tuple[bool, str]:
 
 
 def time_of_day(node: Node, half: str = "") -> set[int]:
-    """The seconds since midnight at `7`, `7:30` or `7:30:15`, in the morning ("am") or not ("pm"): one reading, as of 24
-    hours, and as written if nothing says which; none if it is no time."""
+    """The seconds since midnight that `7`, `7:30`, `7:30:15` can mean in a half of the day ("am", "pm") or in neither."""
     parts = node.parts if isinstance(node, Ratio) and node.clock else [node]
     if len(parts) > 3 or not all(isinstance(part, Num) and part.value.denominator == 1 for part in parts):
         return set()
     hour, minute, second = (int(part.value) for part in [*parts, Num(Fraction(0)), Num(Fraction(0))][:3])
-    if half and hour <= 12:
-        hour = hour % 12 + 12 * (half == "pm")
-    return {3600 * hour + 60 * minute + second}
+    hours = {hour, hour % 12 + 12 * (half == "pm")} if half and hour <= 12 else {hour}
+    return {3600 * hour + 60 * minute + second for hour in hours}
 
 
 class Judge:
     """One verdict: `why` says, for people, what decided it."""
 
     def __init__(self, gold: Node, answer: Node):
-        self.gold, self.answer = gold, answer
+        self.gold, self.answer = (settled(node, [SETTLING]) for node in (gold, answer))
         self.budget = [BUDGET]  # the work left to this verdict
         self.forms = 0  # comparisons of sympy forms so far
         self.line = RealLine(self.budget)
@@ -229,7 +228,12 @@ class Judge:
         if label is not None and tree.is_letter_sum(label):
             if value == Num(Fraction(0)) or gold_first and tree.symbols(label) & {"x", "y", "z"}:
                 return self.no("a line or a plane is not a value")
-        if rel.ops == ["in"] and isinstance(value, Seq) and isinstance(other, Seq) and value.kind != other.kind:
+        if (
+            rel.ops == ["in"]
+            and isinstance(value, Seq)
+            and isinstance(other, Seq)
+            and value.kind == "tuple" != other.kind
+        ):
             return self.no("an interval is not a list")
         return self.equal(value, other) if gold_first else self.equal(other, value)
 
