@@ -161,4 +161,4 @@ def held_out_metrics(state: State, config: TrainConfig) -> dict[str, Any]:
         seed=config.seed,
         reward=state.reward,
     )
-    return eval_metrics(distributed.gather([[t.reward for t in group] for group in groups]))
+    return eval_metrics(distributed.gather([[float(t.right) for t in group] for group in groups]))
