@@ -65,7 +65,10 @@ def evaluate_model(config: EvalConfig, given: set[str]) -> list[Generation]:
     given: names of the settings that were asked for, which a run's own settings do not replace. Raises InputError."""
     subject = find_subject(config.model, config.out)
     if subject.run:  # a run is asked as it was trained, unless flags say otherwise
-        own = {"system_prompt": subject.run.system_prompt, "max_new_tokens": subject.run.max_response_length}
+        own: dict[str, Any] = {
+            "system_prompt": subject.run.system_prompt,
+            "max_new_tokens": subject.run.max_response_length,
+        }
         config = dataclasses.replace(config, **{name: value for name, value in own.items() if name not in given})
 
     # 1. Questions.

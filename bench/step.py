@@ -24,7 +24,8 @@ What was measured before it was kept (shape b, two cores, fp32 unless said):
 and what was not kept:
     a KV cache with room to grow instead of torch.cat: 4 to 8 % of generation in bf16, within noise in fp32
     transformers' continuous batching: slower than `generate` on the CPU (bench/generate.py)
-What an environment can do: on Linux MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1099511627776 THP_MEM_ALLOC_ENABLE=1 keeps
+What an environment can do: on Linux MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1099511627776 THP_MEM_ALLOC_ENABLE=1
+keeps
 freed memory for the next tensor; without, the system clears the pages of every large one.
 """
 
@@ -78,7 +79,8 @@ class Shape:
 
 @dataclass
 class Laps:
-    """Seconds of each part of each step, CPU seconds of all threads, and how many tokens it generated and rows it trained on."""
+    """Seconds of each part of each step, CPU seconds of all threads, and how many tokens it generated and rows it
+    trained on."""
 
     generate: list[float] = field(default_factory=list)
     score: list[float] = field(default_factory=list)
@@ -95,7 +97,8 @@ class Laps:
         return statistics.median(tokens / seconds for tokens, seconds in list(zip(self.tokens, self.generate))[warm:])
 
     def update_rate(self, shape: Shape, warm: int) -> float:
-        """GFLOP/s of the update, each step's by its own rows: now and then all of a mixed group is right, and left out."""
+        """GFLOP/s of the update, each step's by its own rows: now and then all of a mixed group is right, and left
+        out."""
         steps = list(zip(self.rows, self.tokens, self.update))[warm:]
         return statistics.median(update_flops(shape, rows, tokens) / seconds for rows, tokens, seconds in steps) / 1e9
 
@@ -270,7 +273,8 @@ def matmul_peak(dtype: torch.dtype) -> float:
 
 
 def product_rates(shape: Shape, tokens: int) -> tuple[float, float]:
-    """GFLOP/s of the widest product of a layer on so many tokens: the first layer's over and over, with operands that the
+    """GFLOP/s of the widest product of a layer on so many tokens: the first layer's over and over, with operands that
+    the
     cache still holds; and every layer's in turn, each with its own operands, as in training."""
     config = shape.policy.model.config
     weights = [w for w in shape.policy.model.parameters() if w.shape == (config.intermediate_size, config.hidden_size)]
@@ -341,7 +345,8 @@ def one_side(args: argparse.Namespace) -> None:
 
 
 def measure_update(shape: Shape, args: argparse.Namespace) -> None:
-    """Our update of two mixed groups with made-up responses of full length, in turns with a matrix product, so that it is
+    """Our update of two mixed groups with made-up responses of full length, in turns with a matrix product, so that
+    it is
     compared with what the machine could do at that moment. Last, where the time of an update goes."""
     ours = Ours(shape, tokens=args.tokens, dtype=args.dtype, sampler=args.sampler)
     rng, vocabulary = torch.Generator().manual_seed(0), shape.policy.model.config.vocab_size

@@ -56,7 +56,8 @@ def lucky_and_reasoned(groups: dict[tuple[int, str], list[Row]], after: int) -> 
 
 
 def longest_life(groups: dict[tuple[int, str], list[Row]], started: int, group_size: int) -> Row:
-    """Of the questions that were replayed and retired, the one with most groups up to `LONGEST_LIFE`: its groups, in order."""
+    """Of the questions that were replayed and retired, the one with most groups up to `LONGEST_LIFE`: its groups, in
+    order."""
     lives: dict[str, list[Row]] = {}
     prompts: dict[str, str] = {}
     for (step, question), rows in groups.items():

@@ -139,7 +139,8 @@ class TrainConfig:
     device: str = setting("auto", "auto (CUDA, then MPS, then CPU), or a torch device", group="memory and speed")
     dtype: str = setting(
         "auto",
-        "float32; bfloat16: products in bf16 on fp32 weights, but bf16 weights with adamw16 or LoRA; auto: bfloat16 on CUDA",
+        "float32; bfloat16: products in bf16 on fp32 weights, but bf16 weights with adamw16 or LoRA; auto: bfloat16 on "
+        "CUDA",
         choices="auto float32 bfloat16",
     )
     optimizer: str = setting(
@@ -209,7 +210,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "none": {},
     # A laptop's two cores: from nothing to a learned skill in two minutes.
     "toy": dict(TOY, questions_per_step=32, lr=3e-4, max_prompt_length=16, toy_skill_steps=800),
-    # A toy where replay pays (RESULTS.md): 98 of 100 questions are out of the policy's reach, and a failed group teaches
+    # A toy where replay pays (RESULTS.md): 98 of 100 questions are out of the policy's reach, and a failed group
+    # teaches
     # nothing.
     "hard": dict(
         TOY, questions_per_step=16, lr=5e-5, max_prompt_length=24, toy_skill_steps=500, start_threshold=-1.0,
@@ -228,14 +230,16 @@ PRESETS: dict[str, dict[str, Any]] = {
         train_batch_tokens=8192, gradient_checkpointing=True, save_every=20, max_per_question=8, optimizer="adamw16",
     ),
     # The same with LoRA on one 12 GB card: estimated peak 8 GB. Adapters take ten times the learning rates of all
-    # weights: those are the paper's for RL, and for the warm-up what Qwen2.5 itself was fine-tuned with (7e-6, cooled to a tenth
+    # weights: those are the paper's for RL, and for the warm-up what Qwen2.5 itself was fine-tuned with (7e-6, cooled
+    # to a tenth
     # of it; arXiv 2412.15115).
     "12gb": dict(
         steps=200, questions_per_step=32, max_prompt_length=512, max_response_length=1024, rollout_batch=64,
         train_batch_tokens=4096, gradient_checkpointing=True, save_every=20, max_per_question=8, lora_rank=32,
         lr=1e-5, warmup_lr=7e-5,
     ),
-    # The released run (8 GPUs), as its code computes: for reference, and for those who have them. Its system message, which
+    # The released run (8 GPUs), as its code computes: for reference, and for those who have them. Its system message,
+    # which
     # asks for a <think> section before the solution, is not here; give it with --system-prompt.
     "paper": dict(
         data="Elliott/Openr1-Math-46k-8192", steps=700, questions_per_step=128, updates_per_step=2,
@@ -245,7 +249,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-# What may change when a run goes on with --resume: how long, how often, where, with how much memory, or not at all. What
+# What may change when a run goes on with --resume: how long, how often, where, with how much memory, or not at all.
+# What
 # is learned, and from what, may not: the run's config.json has to stay true for all of its steps.
 MAY_CHANGE = frozenset(
     "steps eval_every save_every log_samples sampler device threads dtype rollout_batch train_batch_tokens "

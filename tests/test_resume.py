@@ -155,9 +155,11 @@ def test_same_seed_same_run_and_watching_changes_nothing(tiny, tmp_path):
     other = tiny_config(tmp_path / "c", seed=1, **common)
     for config in (first, watched, other):
         train.train(config)
-    keep = lambda config: [
-        {k: v for k, v in row.items() if not k.startswith("eval/")} for row in stable(metrics(config))[1:]
-    ]  # noqa: E731
+    keep = (
+        lambda config: [  # noqa: E731
+            {k: v for k, v in row.items() if not k.startswith("eval/")} for row in stable(metrics(config))[1:]
+        ]
+    )  # noqa: E731
     assert keep(first) == keep(watched) != keep(other)
     weights = [load_policy(f"{c.run}/model", device=torch.device("cpu")).model.state_dict() for c in (first, watched)]
     assert_equal(*weights)

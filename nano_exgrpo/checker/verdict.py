@@ -73,7 +73,8 @@ def compare(gold: str, answer: str) -> tuple[bool, str]:
 
 
 def time_of_day(node: Node, half: str = "") -> set[int]:
-    """The seconds since midnight that `7`, `7:30`, `7:30:15` can mean in a half of the day ("am", "pm") or in neither."""
+    """The seconds since midnight that `7`, `7:30`, `7:30:15` can mean in a half of the day ("am", "pm") or in
+    neither."""
     parts = node.parts if isinstance(node, Ratio) and node.clock else [node]
     if len(parts) > 3 or not all(isinstance(part, Num) and part.value.denominator == 1 for part in parts):
         return set()
