@@ -217,9 +217,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     ),
     # SmolLM2-135M-Instruct on two CPU cores: it boxes nothing at first, and learns arithmetic in words in 15 minutes.
     "laptop": dict(
-        data="arithmetic", steps=40, questions_per_step=4, max_prompt_length=64, max_response_length=32, lr=1e-5,
+        data="arithmetic:easy", steps=30, questions_per_step=8, max_prompt_length=64, max_response_length=32, lr=5e-6,
         system_prompt="Box the answer.", start_threshold=-1.0, sampler="loop", train_batch_tokens=2048,
-        warmup_steps=8, warmup_lr=5e-5, held_out=100, eval_every=10, log_samples=4,
+        warmup_steps=8, warmup_lr=4e-5, held_out=100, eval_every=6, log_samples=4,
     ),
     # Qwen2.5-Math-1.5B, all weights, on one 24 GB card: estimated peak 17 GB, in the update (--dry-run). fp32 weights
     # with their gradients and moments would take 25 GB by themselves, hence bf16 with stochastic rounding.

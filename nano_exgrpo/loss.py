@@ -64,7 +64,7 @@ def keep_difficulty(advantages: Tensor, rewards: Tensor, difficulty: str) -> Ten
     [[0.0, 0.0, 0.0, 0.0], [0.5, 0.5, -0.5, -0.5]]
     """
     share = (rewards == RIGHT).float().mean(1, keepdim=True)  # [G, 1]
-    kept = {"hard": share <= 0.25, "medium": (share > 0.25) & (share < 0.75), "easy": share >= 0.75}
+    kept = {"hard": (share > 0) & (share <= 0.25), "medium": (share > 0.25) & (share < 0.75), "easy": share >= 0.75}
     return advantages if difficulty == "all" else advantages.masked_fill(~kept[difficulty], 0.0)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from nano_exgrpo import toy
 from nano_exgrpo.config import TrainConfig, resolve
-from nano_exgrpo.infra import session
+from nano_exgrpo.infra import prepare, session
 from nano_exgrpo.infra.run_folder import read_lines
 from nano_exgrpo.policy import Policy, make_policy
 from nano_exgrpo.questions import Question
@@ -24,7 +24,6 @@ from nano_exgrpo.trajectory import Trajectory
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
-GOLDEN = SHARED / "golden" / "loss_handed.json"
 QWEN_TOKENIZER = SHARED / "tokenizers" / "qwen2.5-math"
 
 torch.set_num_threads(1)  # the models here are so small that a second thread costs more than it gives
@@ -134,7 +133,7 @@ def tiny_config(folder: Path, **changes: Any) -> TrainConfig:
 def tiny(monkeypatch):
     """A checker that a random policy satisfies about half of the time; and no time spent on plots."""
     monkeypatch.setattr(session, "plot_curves", lambda *args: None)
-    monkeypatch.setattr(session, "reward_of", lambda t: coin(t.text, t.question.answer))
+    monkeypatch.setattr(prepare, "reward_of", lambda t: coin(t.text, t.question.answer))
 
 
 def coin(text: str, gold: str) -> float:

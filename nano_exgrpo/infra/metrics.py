@@ -107,14 +107,14 @@ def choose_samples(groups: Sequence[Sequence[Trajectory]], count: int) -> list[T
     return [t for group in spread for t in group[:rows]][:count]
 
 
-def eval_metrics(rewards: list[list[float]]) -> dict[str, Any]:
-    """rewards: of each question's samples."""
-    accuracy = accuracy_interval(rewards)
+def eval_metrics(right: list[list[float]]) -> dict[str, Any]:
+    """right: 1 or 0 for each of a question's samples."""
+    accuracy = accuracy_interval(right)
     return {
         "eval/accuracy": accuracy.value,
         "eval/low": accuracy.low,
         "eval/high": accuracy.high,
-        "eval/questions": len(rewards),
+        "eval/questions": len(right),
     }
 
 

@@ -141,16 +141,18 @@ def rewind(folder: Path, step: int) -> None:
 
 def list_checkpoints(run: Path) -> list[Path]:
     """Whole checkpoints of a run, oldest first."""
-    return sorted(path.parent for path in (run / "checkpoints").glob("step-*/state.pt"))
+    with suppress(OSError):  # a path that is too long
+        return sorted(path.parent for path in (run / "checkpoints").glob("step-*/state.pt"))
+    return []
 
 
 def explain_failure(error: Exception, run: Path) -> str:
     """One sentence for a failure that the user can do something about; raises it again if it is a fault of this program."""
-    if isinstance(error, InputError):
-        return str(error)
     resumable = f"; go on with --resume {run}" if list_checkpoints(run) else ""
     if isinstance(error, OSError) and (reason := explain_disk(error, run)):
         return f"{reason}{resumable}"
+    if isinstance(error, InputError):
+        return str(error)
     if is_out_of_memory(error):
         return f"out of memory; --dry-run says which setting makes it fit{resumable}"
     if distributed.lost_another(error):
