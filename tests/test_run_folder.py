@@ -9,16 +9,8 @@ import pytest
 
 from nano_exgrpo.errors import InputError
 from nano_exgrpo.infra import run_folder as runlog
-from nano_exgrpo.infra.run_folder import (
-    append_lines,
-    claim_run,
-    open_run,
-    plot_curves,
-    read_config,
-    read_lines,
-    rewind,
-    write_text,
-)
+from nano_exgrpo.infra.files import append_lines
+from nano_exgrpo.infra.run_folder import claim_run, open_run, plot_curves, read_config, read_lines, rewind, write_text
 
 
 def test_a_folder_with_another_run_is_refused_and_left_alone(tmp_path):

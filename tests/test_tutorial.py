@@ -73,7 +73,14 @@ def test_every_section_has_an_exercise_with_an_answer_that_was_run() -> None:
 
 
 def test_every_flag_in_the_text_exists() -> None:
-    names = {field.name for field in dataclasses.fields(TrainConfig)} | {"help", "check", "nproc_per_node", "arms"}
+    names = {field.name for field in dataclasses.fields(TrainConfig)} | {
+        "help",
+        "dry_run",
+        "card",
+        "check",
+        "nproc_per_node",
+        "arms",
+    }
     flags = set(
         re.findall(r"(?<![\w-])--([a-z][a-z-]+)", re.sub(r"<!--.*?-->|<!--=.*?-->", "", text(), flags=re.DOTALL))
     )

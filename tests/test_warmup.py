@@ -17,7 +17,7 @@ import train
 from nano_exgrpo import toy
 from nano_exgrpo.config import PRESETS, resolve
 from nano_exgrpo.errors import InputError
-from nano_exgrpo.infra import session
+from nano_exgrpo.infra import prepare, session
 from nano_exgrpo.infra.precision import make_optimizer
 from nano_exgrpo.infra.stop import StopRequest
 from nano_exgrpo.policy import Policy, Scores, recomputed
@@ -139,7 +139,7 @@ def test_a_real_model_is_warmed_up_as_it_is_trained(settings, tmp_path, monkeypa
     if "adamw8bit" in settings:
         pytest.importorskip("torchao")
     seen: dict[str, Any] = {}
-    original = session.warm_up
+    original = prepare.warm_up
 
     def watched(policy: Policy, optimizer: Any, examples: Any, **arguments: Any) -> None:
         assert "optimizer" not in seen  # once
@@ -175,7 +175,7 @@ def test_a_real_model_is_warmed_up_as_it_is_trained(settings, tmp_path, monkeypa
 
     original_update = train.update_policy
     monkeypatch.setattr(train, "update_policy", update)
-    monkeypatch.setattr(session, "warm_up", watched)
+    monkeypatch.setattr(prepare, "warm_up", watched)
     monkeypatch.setattr(session, "plot_curves", lambda *arguments: None)
     lora = settings[1] == "12gb"
     more = ["--warmup-steps", "40", "--warmup-lr", "1e-2", "--train-batch-tokens", "30"]
@@ -198,10 +198,10 @@ def test_demonstrations_that_no_rollout_could_equal_are_left_out(capsys):
     ))  # fmt: skip
     short, long = Question("a", "w1", ""), Question("b", "w1 " * 20, "")
     pairs = [(short, "w2 w3"), (short, "w2 w3 w4"), (long, "w2")]  # the second with its end has four tokens
-    session.follow_demonstrations(policy, pairs, config, StopRequest())
+    prepare.follow_demonstrations(policy, pairs, config, StopRequest())
     assert "skipped 2 of 3 demonstrations" in capsys.readouterr().out
     with pytest.raises(InputError, match="every demonstration is longer"):
-        session.follow_demonstrations(policy, pairs[2:], config, StopRequest())
+        prepare.follow_demonstrations(policy, pairs[2:], config, StopRequest())
 
 
 def test_learning_rates_are_those_of_large_models():
@@ -218,7 +218,7 @@ def test_the_cache_is_named_by_all_that_shapes_the_policy(tmp_path, monkeypatch)
     cpu = torch.device("cpu")
 
     def key(device: torch.device = cpu, **changes: Any) -> str:
-        return session.warm_start_key(tiny_config(tmp_path, **{"warmup_steps": 5, **changes}), device)
+        return prepare.warm_start_key(tiny_config(tmp_path, **{"warmup_steps": 5, **changes}), device)
 
     names = {key(), key(torch.device("cuda"))}
     changes = dict(
@@ -230,14 +230,14 @@ def test_the_cache_is_named_by_all_that_shapes_the_policy(tmp_path, monkeypatch)
     with (
         monkeypatch.context() as patched
     ):  # its demonstrations, training and size are code, which the version stands for
-        patched.setattr(session, "WARM_START_VERSION", session.WARM_START_VERSION + 1)
+        patched.setattr(prepare, "WARM_START_VERSION", prepare.WARM_START_VERSION + 1)
         names.add(key())
     assert len(names) == 2 + len(changes) + 1
     assert key() == key(lr=1.0) == key(steps=9) == key(train_batch_tokens=1) == key(optimizer="adamw16")
 
 
 def test_an_untrained_toy_has_no_cache_and_no_bar(tmp_path, capsys):
-    policy = session.warmed_up_toy(tiny_config(tmp_path), [], torch.device("cpu"), StopRequest())
+    policy = prepare.warmed_up_toy(tiny_config(tmp_path), [], torch.device("cpu"), StopRequest())
     assert not (tmp_path / ".warmup").exists() and "warm-up" not in capsys.readouterr().err
     pairs = zip(policy.model.parameters(), toy.build_policy(seed=0).model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
