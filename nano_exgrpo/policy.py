@@ -255,8 +255,7 @@ def say_once(sentence: str) -> None:
 
 def response_text(policy: Policy, response_ids: Sequence[int]) -> str:
     """The response as the checker reads it, without special tokens. A base model, asked by the plain template, often
-    goes
-    on to a question of its own invention, whose answer must not be graded: the text ends before it."""
+    goes on to a question of its own invention, whose answer must not be graded: the text ends before it."""
     text = policy.tokenizer.decode(response_ids, skip_special_tokens=True)
     return text if getattr(policy.tokenizer, "chat_template", None) else text.split(NEXT_QUESTION)[0]
 
@@ -267,7 +266,6 @@ def encode_questions(policy: Policy, questions: Sequence[Question], system_promp
 
 
 def prompts_digest(prompts: Iterable[Tensor]) -> str:
-    """Names what the policy is really asked: the prompts' token ids [P]. It changes where the tokenizer, the template
-    or
-    the system prompt does, and each day where a template writes the date."""
+    """Names what the policy is really asked: the prompts' token ids [P]. It changes where tokenizer, template or system
+    prompt do, and each day where a template writes the date."""
     return hashlib.sha256(repr([ids.tolist() for ids in prompts]).encode()).hexdigest()[:16]

@@ -110,8 +110,7 @@ def own_part(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 def add_lora(model: Any, rank: int) -> None:
     """Freeze the model and give each of its plain linear layers but the output projection two thin matrices of this
-    rank,
-    in fp32: W + 2 B A (that is, α = 2 · rank). B starts as zero, so the policy is unchanged.
+    rank, in fp32: W + 2 B A (that is, α = 2 · rank). B starts as zero, so the policy is unchanged.
 
     Fused experts are no linear layers and stay frozen. Raises InputError where there is nothing to adapt."""
     model.requires_grad_(False)
