@@ -16,7 +16,7 @@ import torch
 from conftest import ROOT, flags_of, metrics, tiny_config
 
 import train
-from nano_exgrpo.infra import session as start
+from nano_exgrpo.infra import prepare
 from nano_exgrpo.infra.loading import load_policy
 from nano_exgrpo.infra.run_folder import read_lines
 
@@ -151,7 +151,7 @@ def test_same_seed_same_run_and_watching_changes_nothing(tiny, tmp_path):
     """More evaluations, more samples logged, more checkpoints: the same training, to the bit."""
     common = dict(steps=3, lr=1e-2, start_threshold=-1.0)
     first = tiny_config(tmp_path / "a", **common)
-    watched = tiny_config(tmp_path / "b", eval_every=1, eval_samples=2, log_samples=-1, save_every=1, **common)
+    watched = tiny_config(tmp_path / "b", eval_every=1, log_samples=-1, save_every=1, **common)
     other = tiny_config(tmp_path / "c", seed=1, **common)
     for config in (first, watched, other):
         train.train(config)
@@ -165,15 +165,14 @@ def test_same_seed_same_run_and_watching_changes_nothing(tiny, tmp_path):
 
 def test_warm_up_cache_changes_nothing(tiny, tmp_path, capsys):
     """A policy read from the cache leads to the same run as the one that was just made."""
-    common = dict(steps=2, warmup_steps=5, warmup_batch=4)
+    common = dict(steps=2, warmup_steps=5)
     first, second = (tiny_config(tmp_path, run=str(tmp_path / name), **common) for name in ("a", "b"))
     train.train(first)
     assert "warmed-up policy from" not in capsys.readouterr().out
     train.train(second)
     assert "warmed-up policy from" in capsys.readouterr().out
     assert stable(metrics(first)) == stable(metrics(second))
-    train.train(tiny_config(tmp_path, run=str(tmp_path / "c"), warmup_cache=False, **common))
-    train.train(tiny_config(tmp_path, run=str(tmp_path / "d"), **{**common, "warmup_steps": 6}))
+    train.train(tiny_config(tmp_path, run=str(tmp_path / "c"), **{**common, "warmup_steps": 6}))
     assert "warmed-up policy from" not in capsys.readouterr().out
 
 
@@ -239,7 +238,7 @@ def test_sigterm_to_the_script(tmp_path):
     """The real thing: a process that is told to end in mid-run leaves a checkpoint, a hint and exit code 0."""
     process = run_script(
         tmp_path,
-        *"--run r --steps 100000 --warmup-steps 0 --toy-skill-steps 0 --toy-demonstrations 0".split(),
+        *"--run r --steps 100000 --warmup-steps 0 --toy-skill-steps 0".split(),
         *"--toy-questions 30 --held-out 4 --eval-every 0".split(),
     )
     try:
@@ -259,7 +258,7 @@ def test_sigterm_to_the_script(tmp_path):
 
 def test_interrupt_during_warm_up_leaves_nothing_in_the_way(tiny, monkeypatch, tmp_path, capsys):
     """One sentence, exit code 130, and the same command starts anew without --overwrite."""
-    warm_up, ready = start.warm_up, False
+    warm_up, ready = prepare.warm_up, False
 
     def interrupted(*arguments: Any, on_step: Any, **settings: Any) -> None:
         def step(number: int, loss: float) -> None:
@@ -270,8 +269,8 @@ def test_interrupt_during_warm_up_leaves_nothing_in_the_way(tiny, monkeypatch, t
 
         warm_up(*arguments, on_step=step, **settings)
 
-    monkeypatch.setattr(start, "warm_up", interrupted)
-    flags = flags_of(tiny_config(tmp_path, steps=1, warmup_steps=6, warmup_batch=2))
+    monkeypatch.setattr(prepare, "warm_up", interrupted)
+    flags = flags_of(tiny_config(tmp_path, steps=1, warmup_steps=6))
     assert train.main(flags) == 130
     err = capsys.readouterr().err
     assert "stopped during the warm-up" in err and "Traceback" not in err
