@@ -43,7 +43,8 @@ from nano_exgrpo.checker import tree
 from nano_exgrpo.checker.functions import CALLED, FUNCTIONS
 from nano_exgrpo.checker.lexer import MAX_CHARS, Token, split_word, tokenize
 from nano_exgrpo.checker.tree import Based, Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, Sym
-from nano_exgrpo.checker.units import DIMENSIONS, Unit, parse_unit, starts_symbol
+from nano_exgrpo.checker.units import DIMENSIONS, NAMED, Unit, parse_unit, starts_symbol
+from nano_exgrpo.checker.words import looks_like_word
 
 if TYPE_CHECKING:
     import sympy
@@ -59,7 +60,9 @@ MULTIPLES |= {
     f"{part}s": Fraction(1, n)
     for n, part in enumerate("third fourth fifth sixth seventh eighth ninth tenth".split(), 3)
 }
-MULTIPLES |= dict(halves=Fraction(1, 2), hundredths=Fraction(1, 100), thousandths=Fraction(1, 1000))
+MULTIPLES |= {part.removesuffix("s"): size for part, size in MULTIPLES.items() if part.endswith("s")}
+MULTIPLES |= dict(half=Fraction(1, 2), halves=Fraction(1, 2), quarter=Fraction(1, 4), quarters=Fraction(1, 4))
+MULTIPLES |= dict(hundredths=Fraction(1, 100), thousandths=Fraction(1, 1000))
 BASE_WORDS = dict(zip("two three four five six seven eight nine ten eleven twelve".split(), map(str, range(2, 13))))
 BASE_WORDS["sixteen"] = "16"
 RELATIONS = {"=", "<", ">", "<=", ">=", "!=", "~=", "==", "->", "=>", "in", "notin"}
@@ -509,6 +512,9 @@ class AnswerParser:
 
     def subscript(self, node: Node) -> Node:
         self.expect("_")
+        if isinstance(node, Op) and node.head == "norm":
+            self.argument(whole_number=True)
+            return node
         numeral = self.tokens[self.at - (3 if self.tokens[self.at - 2].text == ")" else 2)]
         if isinstance(node, Num) and numeral.text.replace(".", "").isdigit():
             return Based(numeral.text, self.base())
@@ -568,6 +574,15 @@ class AnswerParser:
                 return Sym("j")
             return self.call(Sym(text))
         if kind == "text":
+            written, after = token.written, self.tokens[self.at + 1].text
+            if (
+                len(written) in (2, 3)
+                and not looks_like_word(written)
+                and written not in NAMED
+                and after not in ("=", ":", "~=", "(", "[")
+            ):
+                self.tokens[self.at] = Token("word", written)  # \mathrm{gb}
+                return self.atom()
             return self.label()
         if kind == "based":
             self.at += 1

@@ -73,7 +73,7 @@ def compare(gold: str, answer: str) -> tuple[bool, str]:
 
 
 def time_of_day(node: Node, half: str = "") -> set[int]:
-    """The seconds since midnight that `7`, `7:30`, `7:30:15` can mean in a half of the day ("am", "pm") or in neither."""
+    """The seconds since midnight that `7`, `7:30`, `7:30:15` can mean in a half of the day ("am", "pm") or in none."""
     parts = node.parts if isinstance(node, Ratio) and node.clock else [node]
     if len(parts) > 3 or not all(isinstance(part, Num) and part.value.denominator == 1 for part in parts):
         return set()
@@ -321,7 +321,7 @@ class Judge:
                 if x.kind == "tuple" and y.kind == "list" and all(isinstance(i, Rel) for i in y.items):
                     return self.named_entries(x, y, flip)
             if {a.kind, b.kind} == {"tuple", "list"} and len(a.items) == len(b.items):
-                ends = a.ends if a.kind == "tuple" else b.ends
+                ends = (a.ends if a.kind == "tuple" else b.ends) + "∞" * any(map(tree.infinity, a.items))
                 return (
                     ends == "()" and all(map(self.equal, a.items, b.items)) or self.no("another order, or an interval")
                 )
@@ -459,9 +459,9 @@ class Judge:
         for x, y in ((a, b), (b, a)):
             if "degree" in tree.contents(x)[1] and "degree" not in tree.contents(y)[1] and tree.contents(y)[1] & ANGLES:
                 return self.same_value(in_radians(x), y)
-        stripped = tree.letter_quantity(b)
-        if stripped is not None and not tree.symbols(a):
-            return self.same_value(a, stripped.value)
+        for x, y in ((a, b), (b, a)):  # 13 and 13 m
+            if (stripped := tree.letter_quantity(y)) is not None and not tree.symbols(x):
+                return self.same_value(x, stripped.value)
         return self.no("the values differ")
 
     def percents(self, a: Node, b: Node, percents: list[bool]) -> bool:
