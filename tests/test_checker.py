@@ -742,7 +742,7 @@ def _lopsided(seed: int, count: int) -> list[tuple[str, str]]:
         gold, answer = rng.choice(pairs)
         at = rng.randint(0, len(answer))
         answer = rng.choice([answer[:at] + rng.choice(_PIECES) + answer[at:], answer[:at] + answer[at + 1 :]])
-        if any(part in gold + answer for part in (":", "where", "with", "for", "to", "=")):
+        if not answer.strip() or any(part in gold + answer for part in (":", "where", "with", "for", "to", "=")):
             continue  # a ratio, a condition or a label, which the policy may read one way only
         if is_equal(gold, answer) is not is_equal(answer, gold) or not is_equal(answer, answer + " "):
             found.append((gold, answer))

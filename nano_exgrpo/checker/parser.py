@@ -150,6 +150,7 @@ class AnswerParser:
     bars: int = 0  # open absolute values: inside them "|" closes
     stop: list[str] = field(default_factory=list)
     not_calls: set[int] = field(default_factory=set)  # parentheses tried as arguments and found to be a factor
+    split_at: int = -1  # the rest of a numeral whose first digit was an argument
     may_close: bool = False  # in a tuple after a comma, where "[" may close an interval written as ]0, 1[
 
     def whole(self) -> Node:
@@ -372,7 +373,8 @@ class AnswerParser:
                 self.at += 1
                 node = Op("mod", (node, self.signed()))
             elif self.starts_atom():
-                if before.kind == "num" and self.token.kind == "num" and "^" not in tree.contents(node)[1]:  # 2^3 3^2
+                separate = "^" in tree.contents(node)[1] or self.at == self.split_at  # 2^3 3^2, \frac125
+                if before.kind == "num" and self.token.kind == "num" and not separate:
                     raise ParseError("two numbers side by side")
                 if before.kind == "op" and before.text in ("%", "deg") and self.token.kind == "num":
                     raise ParseError("a number after a percent or degree sign")
@@ -461,6 +463,7 @@ class AnswerParser:
             parts = token.text[0], token.text[1:]
             self.tokens[self.at : self.at + 1] = [Token("num", digits, Fraction(int(digits))) for digits in parts]
             self.at += 1
+            self.split_at = self.at
             return Num(Fraction(int(parts[0])))
         if token.kind == "num":  # never the whole of a mixed number: 10^2\frac12
             self.at += 1
