@@ -25,8 +25,7 @@ and what was not kept:
     a KV cache with room to grow instead of torch.cat: 4 to 8 % of generation in bf16, within noise in fp32
     transformers' continuous batching: slower than `generate` on the CPU (bench/generate.py)
 What an environment can do: on Linux MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1099511627776 THP_MEM_ALLOC_ENABLE=1
-keeps
-freed memory for the next tensor; without, the system clears the pages of every large one.
+keeps freed memory for the next tensor; without, the system clears the pages of every large one.
 """
 
 from __future__ import annotations
@@ -274,8 +273,7 @@ def matmul_peak(dtype: torch.dtype) -> float:
 
 def product_rates(shape: Shape, tokens: int) -> tuple[float, float]:
     """GFLOP/s of the widest product of a layer on so many tokens: the first layer's over and over, with operands that
-    the
-    cache still holds; and every layer's in turn, each with its own operands, as in training."""
+    the cache still holds; and every layer's in turn, each with its own operands, as in training."""
     config = shape.policy.model.config
     weights = [w for w in shape.policy.model.parameters() if w.shape == (config.intermediate_size, config.hidden_size)]
     inputs = [torch.randn(tokens, w.shape[1]) for w in weights]
@@ -346,8 +344,7 @@ def one_side(args: argparse.Namespace) -> None:
 
 def measure_update(shape: Shape, args: argparse.Namespace) -> None:
     """Our update of two mixed groups with made-up responses of full length, in turns with a matrix product, so that
-    it is
-    compared with what the machine could do at that moment. Last, where the time of an update goes."""
+    it is compared with what the machine could do at that moment. Last, where the time of an update goes."""
     ours = Ours(shape, tokens=args.tokens, dtype=args.dtype, sampler=args.sampler)
     rng, vocabulary = torch.Generator().manual_seed(0), shape.policy.model.config.vocab_size
     advantages = torch.tensor([[0.5, -0.5] * (shape.group_size // 2)] * 2)  # [2, K]

@@ -211,8 +211,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # A laptop's two cores: from nothing to a learned skill in two minutes.
     "toy": dict(TOY, questions_per_step=32, lr=3e-4, max_prompt_length=16, toy_skill_steps=800),
     # A toy where replay pays (RESULTS.md): 98 of 100 questions are out of the policy's reach, and a failed group
-    # teaches
-    # nothing.
+    # teaches nothing.
     "hard": dict(
         TOY, questions_per_step=16, lr=5e-5, max_prompt_length=24, toy_skill_steps=500, start_threshold=-1.0,
         out_of_reach=0.98,
@@ -231,16 +230,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     ),
     # The same with LoRA on one 12 GB card: estimated peak 8 GB. Adapters take ten times the learning rates of all
     # weights: those are the paper's for RL, and for the warm-up what Qwen2.5 itself was fine-tuned with (7e-6, cooled
-    # to a tenth
-    # of it; arXiv 2412.15115).
+    # to a tenth of it; arXiv 2412.15115).
     "12gb": dict(
         steps=200, questions_per_step=32, max_prompt_length=512, max_response_length=1024, rollout_batch=64,
         train_batch_tokens=4096, gradient_checkpointing=True, save_every=20, max_per_question=8, lora_rank=32,
         lr=1e-5, warmup_lr=7e-5,
     ),
     # The released run (8 GPUs), as its code computes: for reference, and for those who have them. Its system message,
-    # which
-    # asks for a <think> section before the solution, is not here; give it with --system-prompt.
+    # which asks for a <think> section before the solution, is not here; give it with --system-prompt.
     "paper": dict(
         data="Elliott/Openr1-Math-46k-8192", steps=700, questions_per_step=128, updates_per_step=2,
         max_prompt_length=1024, max_response_length=8192, entropy_coef=0.001, weight_decay=0.01,

@@ -34,8 +34,7 @@ NEXT_QUESTION = "\nQuestion:"  # what a model that goes on with that template wr
 
 class Scores(NamedTuple):
     """Of B trajectories, the longest of T tokens: log π_θ [B, T] in nats, entropies [B, T] in nats (None unless asked
-    for),
-    mask [B, T], true on response tokens. fp32 (fp64 for an fp64 model), zero outside the mask."""
+    for), mask [B, T], true on response tokens. fp32 (fp64 for an fp64 model), zero outside the mask."""
 
     logprobs: Tensor
     entropies: Any

@@ -149,8 +149,7 @@ def warm_start(
     held_out: Sequence[Question], *, skill_steps: int, steps: int, lr: float, reasoning: float, seed: int
 ) -> list[Phase]:
     """First the skill, from reasoning alone; then the bad habit, from demonstrations that mostly guess. The sums are
-    all
-    there are but the held-out ones."""
+    all there are but the held-out ones."""
     kept = {question.prompt for question in held_out}
     every = sum_questions(possible_sums(FEWEST_TERMS, MOST_TERMS), seed=seed)
     shown = [question for question in every if question.prompt not in kept]

@@ -9,6 +9,7 @@ import torch
 from conftest import build, ragged, tiny_toy
 
 from nano_exgrpo.errors import InputError
+from nano_exgrpo.infra import prepare
 from nano_exgrpo.infra.checkpoint import save_model, write_model
 from nano_exgrpo.infra.loading import load_policy
 from nano_exgrpo.infra.precision import (

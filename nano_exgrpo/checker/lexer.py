@@ -123,7 +123,7 @@ _SIGN_NAMES = {  # sign -> the commands for it
     "top": "top intercal",
 }
 _OPS = {name: sign for sign, names in _SIGN_NAMES.items() for name in names.split()}
-_OPS |= {name: name for name in "in notin cup cap pm mp lfloor rfloor lceil rceil circ % & _ .".split()}
+_OPS |= {name: name for name in "in notin cup cap pm mp lfloor rfloor lceil rceil % & _ .".split()}
 _SYMBOLS = {*_GREEK_NAMES, *(name.capitalize() for name in _GREEK_NAMES)} - {"pi"} | set(
     "hbar ell odot mho partial nabla star Re Im imath jmath oplus otimes perp parallel triangle square".split()
 )
@@ -381,6 +381,7 @@ _LIST = re.compile(
 )  # (100,200)
 _CHOOSE = re.compile(r"(?<![\w})])(?:\{\})?[_^]\{?(\d+)\}?\s*\{?C\}?_\{?(\d+)\}?")  # _8C_3
 _DOLLARS = re.compile(r"\bUS\s?(?=\\?\$)")  # US$5
+_CIRC = re.compile(r"\^\s*(?:\{\s*\\circ(?![a-zA-Z])\s*([^{}]*)\}|\\circ(?![a-zA-Z]))")  # degrees
 _POINT = re.compile(r"(?<=\d)\{([.:])\}(?=\d)")  # 1{.}5, 9{:}05
 _QUOTED = re.compile(r"(\*{1,3}|'|_{1,3})([^*'_]+)\1")
 _WORD_SIGNS = {
@@ -408,20 +409,9 @@ def tokenize(text: str, lists: bool = False) -> list[Token]:
     if quoted := _QUOTED.fullmatch(text):
         text = quoted[2]
     tokens: list[Token] = []
-    closes = False  # whether the "}" of ^{\circ} is still to come
-    for token in _Lexer(text, lists).run():
+    for token in _Lexer(_CIRC.sub(r"\\degree \1", text), lists).run():
         if token.kind in ("text", "word") and token.text in _WORD_SIGNS:
             token = Token("op", _WORD_SIGNS[token.text])
-        elif token.text == "circ":  # ^\circ and ^{\circ} are degrees
-            closes = [t.text for t in tokens[-2:]] == ["^", "{"]
-            if not closes and (not tokens or tokens[-1].text != "^"):
-                token = Token("bad", "circ")
-            else:
-                del tokens[-2 if closes else -1 :]
-                token = Token("op", "deg")
-        elif closes and token.text == "}":
-            closes = False
-            continue
         elif token.text == "}" and tokens and tokens[-1].text == "{" and token.kind == tokens[-1].kind == "op":
             tokens.pop()  # x^2{}y
             continue

@@ -43,7 +43,8 @@ from nano_exgrpo.checker import tree
 from nano_exgrpo.checker.functions import CALLED, FUNCTIONS
 from nano_exgrpo.checker.lexer import MAX_CHARS, Token, split_word, tokenize
 from nano_exgrpo.checker.tree import Based, Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, Sym
-from nano_exgrpo.checker.units import DIMENSIONS, Unit, parse_unit, starts_symbol
+from nano_exgrpo.checker.units import DIMENSIONS, NAMED, Unit, parse_unit, starts_symbol
+from nano_exgrpo.checker.words import looks_like_word
 
 if TYPE_CHECKING:
     import sympy
@@ -59,7 +60,9 @@ MULTIPLES |= {
     f"{part}s": Fraction(1, n)
     for n, part in enumerate("third fourth fifth sixth seventh eighth ninth tenth".split(), 3)
 }
-MULTIPLES |= dict(halves=Fraction(1, 2), hundredths=Fraction(1, 100), thousandths=Fraction(1, 1000))
+MULTIPLES |= {part.removesuffix("s"): size for part, size in MULTIPLES.items() if part.endswith("s")}
+MULTIPLES |= dict(half=Fraction(1, 2), halves=Fraction(1, 2), quarter=Fraction(1, 4), quarters=Fraction(1, 4))
+MULTIPLES |= dict(hundredths=Fraction(1, 100), thousandths=Fraction(1, 1000))
 BASE_WORDS = dict(zip("two three four five six seven eight nine ten eleven twelve".split(), map(str, range(2, 13))))
 BASE_WORDS["sixteen"] = "16"
 RELATIONS = {"=", "<", ">", "<=", ">=", "!=", "~=", "==", "->", "=>", "in", "notin"}
@@ -147,6 +150,7 @@ class AnswerParser:
     bars: int = 0  # open absolute values: inside them "|" closes
     stop: list[str] = field(default_factory=list)
     not_calls: set[int] = field(default_factory=set)  # parentheses tried as arguments and found to be a factor
+    split_at: int = -1  # the rest of a numeral whose first digit was an argument
     may_close: bool = False  # in a tuple after a comma, where "[" may close an interval written as ]0, 1[
 
     def whole(self) -> Node:
@@ -369,7 +373,8 @@ class AnswerParser:
                 self.at += 1
                 node = Op("mod", (node, self.signed()))
             elif self.starts_atom():
-                if before.kind == "num" and self.token.kind == "num" and "^" not in tree.contents(node)[1]:  # 2^3 3^2
+                separate = "^" in tree.contents(node)[1] or self.at == self.split_at  # 2^3 3^2, \frac125
+                if before.kind == "num" and self.token.kind == "num" and not separate:
                     raise ParseError("two numbers side by side")
                 if before.kind == "op" and before.text in ("%", "deg") and self.token.kind == "num":
                     raise ParseError("a number after a percent or degree sign")
@@ -458,6 +463,7 @@ class AnswerParser:
             parts = token.text[0], token.text[1:]
             self.tokens[self.at : self.at + 1] = [Token("num", digits, Fraction(int(digits))) for digits in parts]
             self.at += 1
+            self.split_at = self.at
             return Num(Fraction(int(parts[0])))
         if token.kind == "num":  # never the whole of a mixed number: 10^2\frac12
             self.at += 1
@@ -509,6 +515,9 @@ class AnswerParser:
 
     def subscript(self, node: Node) -> Node:
         self.expect("_")
+        if isinstance(node, Op) and node.head == "norm":
+            self.argument(whole_number=True)
+            return node
         numeral = self.tokens[self.at - (3 if self.tokens[self.at - 2].text == ")" else 2)]
         if isinstance(node, Num) and numeral.text.replace(".", "").isdigit():
             return Based(numeral.text, self.base())
@@ -568,6 +577,15 @@ class AnswerParser:
                 return Sym("j")
             return self.call(Sym(text))
         if kind == "text":
+            written, after = token.written, self.tokens[self.at + 1].text
+            if (
+                len(written) in (2, 3)
+                and not looks_like_word(written)
+                and written not in NAMED
+                and after not in ("=", ":", "~=", "(", "[")
+            ):
+                self.tokens[self.at] = Token("word", written)  # \mathrm{gb}
+                return self.atom()
             return self.label()
         if kind == "based":
             self.at += 1

@@ -11,8 +11,6 @@ from fractions import Fraction
 
 from nano_exgrpo.checker.units import SINGLE_LETTERS, Unit, product
 
-MAX_ENTRIES = 64  # of a matrix
-
 
 @dataclass(slots=True)
 class Num:
@@ -391,47 +389,3 @@ def numeral_and_letters(node: Node) -> tuple[Num, list[tuple[str, int]]] | None:
             return None
         powers = [*powers, (letter.name, int(power.value) * (-1 if node.head == "/" else 1))]
     return value, powers
-
-
-# -------------------------------------------------------------------------------------------------------- matrices
-
-
-def has_matrix(node: Node) -> bool:
-    """Whether a tree is a matrix or an arithmetic expression with one."""
-    if isinstance(node, Op):
-        return node.head in ("+", "*", "/", "neg", "^") and any(map(has_matrix, node.args))
-    return isinstance(node, Matrix)
-
-
-def matrix_rows(node: Node) -> list[list] | None:
-    """The entries of a matrix expression; None for a scalar."""
-    if isinstance(node, Matrix):
-        return node.rows if len(node.rows) * len(node.rows[0]) <= MAX_ENTRIES else None
-    if not isinstance(node, Op) or not has_matrix(node):
-        return None
-    parts = [matrix_rows(arg) for arg in node.args]
-    head, args = node.head, node.args
-    if head == "neg":
-        return [[Op("neg", (cell,)) for cell in row] for row in parts[0]]
-    if head == "+" and all(parts) and len({(len(p), len(p[0])) for p in parts}) == 1:
-        return [[Op("+", cells) for cells in zip(*rows)] for rows in zip(*parts)]
-    if head == "/" and parts[0] and not parts[1]:
-        return [[Op("/", (cell, args[1])) for cell in row] for row in parts[0]]
-    if head == "*":
-        scalars = tuple(arg for arg, part in zip(args, parts) if part is None)
-        matrices = [part for part in parts if part]
-        if len(matrices) == 1:
-            return [[Op("*", (*scalars, cell)) for cell in row] for row in matrices[0]]
-        if len(matrices) == 2 and not scalars and len(matrices[0][0]) == len(matrices[1]):
-            columns = list(zip(*matrices[1]))
-            return [
-                [Op("+", tuple(Op("*", pair) for pair in zip(row, column))) for column in columns]
-                for row in matrices[0]
-            ]
-    if head == "^" and parts[0] and args[1] in TRANSPOSED:
-        return [list(column) for column in zip(*parts[0])]
-    if head == "^" and parts[0] and isinstance(args[1], Num) and 2 <= args[1].value <= 4 and len(parts[0]) <= 3:
-        return matrix_rows(
-            Op("*", (args[0], Op("^", (args[0], Num(args[1].value - 1))) if args[1].value > 2 else args[0]))
-        )
-    return None

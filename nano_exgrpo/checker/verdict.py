@@ -36,6 +36,7 @@ from nano_exgrpo.checker.words import readings, same_words
 BUDGET = 8_000  # work units of one verdict, some 5 microseconds each
 SETTLING = 6_000  # ... of the infinite sums and limits of one side
 MAX_ITEMS = 64  # of a list or set
+MAX_ENTRIES = 64  # of a matrix
 PLUS_MINUS = {"pm", "mp"}
 POINTS = 7  # random points for expressions with symbols
 WHOLE_POINTS = 41  # whole numbers for expressions with floors: all from 1 to 41
@@ -73,8 +74,7 @@ def compare(gold: str, answer: str) -> tuple[bool, str]:
 
 
 def time_of_day(node: Node, half: str = "") -> set[int]:
-    """The seconds since midnight that `7`, `7:30`, `7:30:15` can mean in a half of the day ("am", "pm") or in
-    neither."""
+    """The seconds since midnight that `7`, `7:30`, `7:30:15` can mean in a half of the day ("am", "pm") or in none."""
     parts = node.parts if isinstance(node, Ratio) and node.clock else [node]
     if len(parts) > 3 or not all(isinstance(part, Num) and part.value.denominator == 1 for part in parts):
         return set()
@@ -137,9 +137,9 @@ class Judge:
         builders = [isinstance(x, Op) and x.head == "builder" for x in (a, b)]
         if any(builders):
             return all(builders) and all(map(self.equal, a.args, b.args)) or self.no("different sets")
-        if isinstance(a, Seq) or isinstance(b, Seq) or tree.has_matrix(a) or tree.has_matrix(b):
+        if isinstance(a, Seq) or isinstance(b, Seq) or has_matrix(a) or has_matrix(b):
             for x, y in ((a, b), (b, a)):
-                if (vector := in_unit_vectors(x)) is not None and isinstance(y, Sym | Op) and not tree.has_matrix(y):
+                if (vector := in_unit_vectors(x)) is not None and isinstance(y, Sym | Op) and not has_matrix(y):
                     return self.scalars(vector, with_unit_i(y)) or self.no("another vector")
             return self.containers(a, b)
         if isinstance(a, Ratio) or isinstance(b, Ratio):
@@ -311,7 +311,7 @@ class Judge:
     # -- containers
 
     def containers(self, a: Node, b: Node) -> bool:
-        if tree.has_matrix(a) or tree.has_matrix(b):
+        if has_matrix(a) or has_matrix(b):
             return self.matrices(a, b)
         if isinstance(a, Seq) and isinstance(b, Seq):
             if a.kind == b.kind == "tuple":
@@ -322,7 +322,7 @@ class Judge:
                 if x.kind == "tuple" and y.kind == "list" and all(isinstance(i, Rel) for i in y.items):
                     return self.named_entries(x, y, flip)
             if {a.kind, b.kind} == {"tuple", "list"} and len(a.items) == len(b.items):
-                ends = a.ends if a.kind == "tuple" else b.ends
+                ends = (a.ends if a.kind == "tuple" else b.ends) + "∞" * any(map(tree.infinity, a.items))
                 return (
                     ends == "()" and all(map(self.equal, a.items, b.items)) or self.no("another order, or an interval")
                 )
@@ -420,7 +420,7 @@ class Judge:
             if isinstance(node, Seq) and node.kind == "tuple" and node.ends in ("()", "[]"):
                 nested = all(isinstance(row, Seq) and row.kind == "tuple" for row in node.items)  # [[1, 2], [3, 4]]
                 node = Matrix([item.items if nested else [item] for item in node.items])
-            rows.append(tree.matrix_rows(node))
+            rows.append(matrix_rows(node))
         if isinstance(a, Seq) or isinstance(b, Seq):  # a vector written as a tuple: row or column
             rows = [[[cell] for cell in r[0]] if r and len(r) == 1 else r for r in rows]
         if not all(rows) or [len(r) for r in rows[0]] != [len(r) for r in rows[1]]:
@@ -460,9 +460,9 @@ class Judge:
         for x, y in ((a, b), (b, a)):
             if "degree" in tree.contents(x)[1] and "degree" not in tree.contents(y)[1] and tree.contents(y)[1] & ANGLES:
                 return self.same_value(in_radians(x), y)
-        stripped = tree.letter_quantity(b)
-        if stripped is not None and not tree.symbols(a):
-            return self.same_value(a, stripped.value)
+        for x, y in ((a, b), (b, a)):  # 13 and 13 m
+            if (stripped := tree.letter_quantity(y)) is not None and not tree.symbols(x):
+                return self.same_value(x, stripped.value)
         return self.no("the values differ")
 
     def percents(self, a: Node, b: Node, percents: list[bool]) -> bool:
@@ -710,3 +710,44 @@ def turning_points(*trees: Node) -> list[tuple[int, dict[str, Fraction]]]:
     else:
         values = [v for size in sizes for v in (size + 1, 3 * size, -size - 1, -3 * size)]
     return [(at % POINTS, {name: value}) for name in sorted(names)[:MAX_TURNS] for at, value in enumerate(values)]
+
+
+def has_matrix(node: Node) -> bool:
+    """Whether a tree is a matrix or an arithmetic expression with one."""
+    if isinstance(node, Op):
+        return node.head in ("+", "*", "/", "neg", "^") and any(map(has_matrix, node.args))
+    return isinstance(node, Matrix)
+
+
+def matrix_rows(node: Node) -> list[list] | None:
+    """The entries of a matrix expression; None for a scalar."""
+    if isinstance(node, Matrix):
+        return node.rows if len(node.rows) * len(node.rows[0]) <= MAX_ENTRIES else None
+    if not isinstance(node, Op) or not has_matrix(node):
+        return None
+    parts = [matrix_rows(arg) for arg in node.args]
+    head, args = node.head, node.args
+    if head == "neg":
+        return [[Op("neg", (cell,)) for cell in row] for row in parts[0]]
+    if head == "+" and all(parts) and len({(len(p), len(p[0])) for p in parts}) == 1:
+        return [[Op("+", cells) for cells in zip(*rows)] for rows in zip(*parts)]
+    if head == "/" and parts[0] and not parts[1]:
+        return [[Op("/", (cell, args[1])) for cell in row] for row in parts[0]]
+    if head == "*":
+        scalars = tuple(arg for arg, part in zip(args, parts) if part is None)
+        matrices = [part for part in parts if part]
+        if len(matrices) == 1:
+            return [[Op("*", (*scalars, cell)) for cell in row] for row in matrices[0]]
+        if len(matrices) == 2 and not scalars and len(matrices[0][0]) == len(matrices[1]):
+            columns = list(zip(*matrices[1]))
+            return [
+                [Op("+", tuple(Op("*", pair) for pair in zip(row, column))) for column in columns]
+                for row in matrices[0]
+            ]
+    if head == "^" and parts[0] and args[1] in tree.TRANSPOSED:
+        return [list(column) for column in zip(*parts[0])]
+    if head == "^" and parts[0] and isinstance(args[1], Num) and 2 <= args[1].value <= 4 and len(parts[0]) <= 3:
+        return matrix_rows(
+            Op("*", (args[0], Op("^", (args[0], Num(args[1].value - 1))) if args[1].value > 2 else args[0]))
+        )
+    return None

@@ -119,8 +119,14 @@ def statements(tokens: list[Token]) -> list[list[Token]]:
     at = max((at for at, text in enumerate(texts) if text in ("is", "equals") and is_word(tokens[at])), default=0)
     if not at and "=" in texts[1:] and all(is_word(t) and looks_like_word(t.text) for t in tokens[: texts.index("=")]):
         at = texts.index("=")
-    spoken = any(is_word(token) or token.kind in ("name", "roman") for token in tokens[:at])
-    if spoken and not {*texts} & DENIALS and not {*texts[:at]} & {".", ";"} and len(tokens) > at + 2:
+    spoken = any(token.kind in ("text", "word", "name", "roman", "cmd") for token in tokens[:at])
+    if (
+        spoken
+        and texts.count("is") + texts.count("equals") < 2
+        and not {*texts} & DENIALS
+        and not {*texts[:at]} & {".", ";"}
+        and len(tokens) > at + 2
+    ):
         found.append(numbered(tokens[at + 1 :]))
     return found
 
@@ -163,4 +169,6 @@ def numbered(tokens: list[Token]) -> list[Token]:
             value, at = value + unit, 2 + hyphen
     elif value == 1 and texts[1] in ("hundred", "hundredth"):
         value, at = 100, 2
+    if tokens[start + at].text.lower() in NUMBERS:  # twelve thirty
+        return tokens
     return [Token("num", str(value), Fraction(value)), *tokens[start + at :]]

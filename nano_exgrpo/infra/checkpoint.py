@@ -3,8 +3,7 @@ and 2 more steps equal 4 steps bit for bit (on a CPU; GPU kernels may sum in ano
 
     runs/<name>/checkpoints/step-000040/
         model/      weights, configuration and tokenizer, as `from_pretrained` reads them; with LoRA, the frozen ones
-        state.pt    step, optimiser, LoRA adapters, data order, replay buffer, random states: plain containers and
-        tensors
+        state.pt    step, optimiser, LoRA adapters, data order, replay buffer, random states
         state-1.pt  … the same of every further process
 """
 
@@ -60,8 +59,7 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
 
 def save_model(policy: Policy, folder: Path) -> None:
     """Weights (safetensors; LoRA adapters merged into them) and tokenizer: a folder that `from_pretrained`, `--model`
-    and
-    eval.py load."""
+    and eval.py load."""
     write_folder(folder, lambda target: write_model(policy, target, merge=True))
 
 

@@ -71,8 +71,8 @@ def start(device: str) -> None:
 
 def lost_another(error: BaseException) -> bool:
     """Whether an error says that another process has ended, and no more than that: NCCL's have a type of their own,
-    gloo's
-    are plain RuntimeErrors that name its file ("…/gloo/transport/tcp/pair.cc:553] Connection closed by peer")."""
+    gloo's are plain RuntimeErrors that name its file ("…/gloo/transport/tcp/pair.cc:553] Connection closed by
+    peer")."""
     return world_size() > 1 and (isinstance(error, dist.DistError) or "gloo/transport" in str(error))
 
 

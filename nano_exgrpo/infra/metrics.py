@@ -98,10 +98,8 @@ def sample_rows(policy: Policy, groups: Sequence[Sequence[Trajectory]], count: i
 
 def choose_samples(groups: Sequence[Sequence[Trajectory]], count: int) -> list[Trajectory]:
     """`count` trajectories, -1 for all: the first two of groups spread evenly over the batch, more of each where the
-    groups
-    are too few. Replayed groups stand first in a batch, and the replayed trajectory first in its group: so both kinds
-    of
-    groups are seen, and what is replayed beside what is fresh."""
+    groups are too few. Replayed groups stand first in a batch, and the replayed trajectory first in its group: so both
+    kinds of groups are seen, and what is replayed beside what is fresh."""
     if count < 0:
         return [t for group in groups for t in group]
     rows = max(2, math.ceil(count / len(groups)))  # of each group

@@ -109,8 +109,7 @@ def unfinished(folder: Path) -> list[Path]:
 
 def reopen_run(folder: Path, config: dict[str, Any], step: int) -> None:
     """Go on with a run at its checkpoint of `step`: forget what came after it, and the model of an end that is none
-    now,
-    which eval.py would take for the result."""
+    now, which eval.py would take for the result."""
     for old in unfinished(folder):
         shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
     last = max((step_of(row, folder) for row in read_lines(folder / "metrics.jsonl")), default=0)
@@ -123,8 +122,7 @@ def reopen_run(folder: Path, config: dict[str, Any], step: int) -> None:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Rows of a JSONL file of a run; none where there is no file. Raises InputError for a damaged line, but for a
-    last one
-    that a power cut has torn."""
+    last one that a power cut has torn."""
     return [row for _, row in read_jsonl(path, torn_end=True)] if path.exists() else []
 
 
