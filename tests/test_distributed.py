@@ -156,8 +156,8 @@ sys.exit(train.main())
 
 
 FLAGS = [
-    "train.py", "--warmup-steps", "0", "--questions-per-step", "4", "--group-size", "4", "--held-out", "4", "--eval-every", "0",
-    "--device", "cpu", "--lr", "1e-2", "--start-threshold", "-1", "--toy-skill-steps", "0",
+    "train.py", *"--warmup-steps 0 --toy-skill-steps 0 --questions-per-step 4 --group-size 4 --held-out 4".split(),
+    *"--eval-every 0 --device cpu --lr 1e-2 --start-threshold -1".split(),
 ]  # fmt: skip
 
 
@@ -221,10 +221,11 @@ def test_a_real_model_is_warmed_up_alike_everywhere(tmp_path):
     script = tmp_path / "watch.py"
     script.write_text(WATCH)
     status, _, err = run(
-        2, script, tmp_path, "--model", tmp_path / "m", "--data", tmp_path / "data.jsonl", "--warmup-data", tmp_path / "demos.jsonl",
+        2, script, tmp_path, "--model", tmp_path / "m", "--data", tmp_path / "data.jsonl",
+        "--warmup-data", tmp_path / "demos.jsonl",
         "--warmup-steps", 5, "--warmup-lr", "1e-2", "--train-batch-tokens", 20, "--dtype", "bfloat16",
-        "--run", tmp_path / "r", "--steps", 1, "--questions-per-step", 2, "--group-size", 2, "--held-out", 4, "--system-prompt", "w1",
-        "--max-response-length", 4, "--device", "cpu",
+        "--run", tmp_path / "r", "--steps", 1, "--questions-per-step", 2, "--group-size", 2, "--held-out", 4,
+        "--system-prompt", "w1", "--max-response-length", 4, "--device", "cpu",
     )  # fmt: skip
     assert status == 0, err[-2000:]
     first, second = (torch.load(tmp_path / f"after-{rank}.pt") for rank in (0, 1))
@@ -239,7 +240,8 @@ folder, *flags = sys.argv[1:]
 learn = prepare.follow_demonstrations
 def watched(policy, *arguments):
     learn(policy, *arguments)
-    torch.save(torch.cat([p.detach().flatten() for p in policy.model.parameters()]), f"{folder}/after-{distributed.rank()}.pt")
+    weights = torch.cat([p.detach().flatten() for p in policy.model.parameters()])
+    torch.save(weights, f"{folder}/after-{distributed.rank()}.pt")
 prepare.follow_demonstrations = watched
 sys.exit(train.main(flags))
 """

@@ -157,7 +157,7 @@ def test_resume_refusals(tiny, tmp_path, capsys):
 
 @pytest.mark.parametrize("change", ["a line less", "a line more", "another answer", "another held-out answer"])
 def test_a_resume_on_changed_data_is_refused_and_changes_nothing(tiny, tmp_path, capsys, change):
-    """Questions without ids are known by their line: after one more, stored trajectories would answer the wrong ones."""
+    """Questions without ids are known by their line: after one more, stored rows would answer the wrong ones."""
     data = data_file(tmp_path)
     config = tiny_config(tmp_path, steps=2, save_every=1, data=str(data), held_out=2, start_threshold=-1.0)
     train.train(config)
