@@ -65,7 +65,10 @@ def evaluate_model(config: EvalConfig, given: set[str]) -> list[Generation]:
     given: names of the settings that were asked for, which a run's own settings do not replace. Raises InputError."""
     subject = find_subject(config.model, config.out)
     if subject.run:  # a run is asked as it was trained, unless flags say otherwise
-        own = {"system_prompt": subject.run.system_prompt, "max_new_tokens": subject.run.max_response_length}
+        own: dict[str, Any] = {
+            "system_prompt": subject.run.system_prompt,
+            "max_new_tokens": subject.run.max_response_length,
+        }
         config = dataclasses.replace(config, **{name: value for name, value in own.items() if name not in given})
 
     # 1. Questions.
@@ -171,10 +174,10 @@ def find_dtypes(config: EvalConfig, subject: Subject, device: torch.device) -> t
     """(dtype of the weights, dtype of matrix products under autocast or None). With --dtype auto what is evaluated is
     the policy that was trained, and not a rounded one.
 
-    Where bf16 is to be used, as by the run's training or, for other models, on a GPU that has it, weights stored in bf16
-    stay so and those that a run trained in fp32 go under autocast. But LoRA's training never rounded W + (α/r) · B A to
-    bf16, as autocast would now, and lose half of what was learned: for merged weights, and for other fp32 files, which
-    may be such, products in fp32 come nearest."""
+    bf16 is used by the run's training or, for other models, on a GPU that has it. Then weights stored in bf16 stay so,
+    and those that a run trained in fp32 go under autocast. But LoRA's training never rounded W + (α/r) · B A to bf16:
+    autocast would, and lose half of what was learned. So merged weights, and other fp32 files, which may be such, are
+    multiplied in fp32."""
     if config.dtype != "auto":
         return getattr(torch, config.dtype), None
     run = subject.run

@@ -154,7 +154,7 @@ def run_job(configs: Sequence[TrainConfig]) -> None:
 
 def start_worker() -> None:
     """A worker ends with study.py: where that is killed, it would train on, and then wait for ever."""
-    parent = multiprocessing.parent_process()
+    parent: Any = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
@@ -225,7 +225,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them (default 0)")
     parser.add_argument("--arms", help="only these arms, separated by semicolons (the baseline always runs)")
     parser.add_argument("--settings", help="only these question settings, separated by semicolons")
-    changed = dict(action="append", default=[], dest="set")
+    changed: dict[str, Any] = dict(action="append", default=[], dest="set")
     parser.add_argument("--set", **changed, metavar="NAME=VALUE", help="a training setting, for every run")
     parser.add_argument("--steps", **changed, type="steps={}".format, help="the same as --set steps=STEPS")
     parser.add_argument("--workers", type=int, default=2, help="seeds at a time (default 2)")

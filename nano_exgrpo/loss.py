@@ -41,7 +41,7 @@ def group_advantages(rewards: Tensor, *, normalize_std: bool = False) -> Tensor:
     """
     if rewards.dim() != 2 or rewards.shape[1] < 2:
         raise ValueError(
-            f"rewards must be [groups, K] with K >= 2, got {tuple(rewards.shape)}: a group of one has no mean to differ from"
+            f"rewards must be [groups, K] with K >= 2, got {tuple(rewards.shape)}: one alone differs from no mean"
         )
     if not torch.isfinite(rewards).all():
         raise ValueError("every reward must be finite; the checker returned NaN or infinity")

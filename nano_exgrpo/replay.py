@@ -134,7 +134,8 @@ class ReplayBuffer:
     # ------------------------------------------------------------------------ save and load
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain containers and tensors only: what `torch.load(weights_only=True)` reads back. Questions by their ids."""
+        """Plain containers and tensors only: what `torch.load(weights_only=True)` reads back. Questions by their
+        ids."""
         return {
             "stored": {id: [plain(t) for t in trajectories] for id, trajectories in self.stored.items()},
             "bucket": dict(self.bucket),

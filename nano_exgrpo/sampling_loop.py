@@ -38,7 +38,7 @@ def decode(policy: Policy, prompts: list[Tensor], top_p: float, max_new_tokens: 
         logits = project(output.last_hidden_state[:, -1])  # [G, V]
         logits = logits[prompt_of]  # [B, V]
         name = "cache" if hasattr(output, "cache") else "past_key_values"  # transformers renamed it in 5.24
-        cache = getattr(output, name, None)
+        cache: Any = getattr(output, name, None)
         require_keys_and_values(cache, model.config.model_type)
         cache.batch_select_indices(prompt_of)
         attention = attention[prompt_of]  # [B, P]

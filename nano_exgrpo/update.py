@@ -114,7 +114,7 @@ def batch_loss(
     trajectories = [t for t, _ in rows]
     scores = policy.score(trajectories)  # [B, T] each
     keep_behavior_logprobs(trajectories, scores.logprobs)
-    behavior = pad_sequence([t.logprobs for t in trajectories], batch_first=True)  # [B, T]
+    behavior = pad_sequence([torch.as_tensor(t.logprobs) for t in trajectories], batch_first=True)  # [B, T]
     loss, sums = exgrpo_loss(
         scores.logprobs,
         behavior.to(policy.device),

@@ -87,11 +87,11 @@ def name(path) -> str:
 
 @pytest.mark.parametrize("path", FILES, ids=name)
 def test_files_import_the_core_packages_and_no_others(path):
-    """(tokenizers comes with transformers, mpmath with sympy, safetensors with both.) Other packages only inside a
+    """(tokenizers and numpy come with transformers, mpmath with sympy, safetensors with both.) Other packages only inside a
     function, where an error can say what to install; never bench or tests."""
     top = {name for node in ast.parse(path.read_text()).body for name in names(node)}
     assert {name.split(".")[0] for name in top} <= CORE, top
-    around = {"safetensors", "matplotlib", "datasets", "scipy", "gguf"}
+    around = {"safetensors", "matplotlib", "numpy", "datasets", "scipy", "gguf"}
     assert imports(path) <= CORE | around, imports(path) - CORE - around
 
 

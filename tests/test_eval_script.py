@@ -18,7 +18,7 @@ from nano_exgrpo.evaluation.evaluate import evaluate
 from nano_exgrpo.evaluation.generations import read_generations
 from nano_exgrpo.evaluation.settings import EvalConfig
 from nano_exgrpo.evaluation.statistics import paired_difference, wilson
-from nano_exgrpo.infra import session
+from nano_exgrpo.infra import files, session
 from nano_exgrpo.infra.checkpoint import save_model
 from nano_exgrpo.infra.files import Unwritable
 from nano_exgrpo.infra.loading import load_policy
@@ -228,6 +228,36 @@ def test_show_explains_failures(run, capsys):
         assert f"{len(chosen)} of 30 responses are {kind}" in output
 
 
+def test_what_is_shown_cannot_steer_the_terminal(run, capsys):
+    assert _call("--model", run, "--limit", "3") == 0
+    _tamper(run / "eval", lambda row: row.update(response="\x1b[2J\x07\ud800 \u202e", correct=False, gold="\x9b1"))
+    capsys.readouterr()
+    for flags in (("--show", "wrong"), ("--regrade",)):
+        assert _call("--model", run, *flags) == 0
+        output = capsys.readouterr().out
+        assert not set("\x1b\x07\ud800\u202e\x9b") & set(output)
+    assert _call("--model", run, "--show", "wrong") == 0
+    assert "\\u001b[2J\\u0007\\ud800 \\u202e" in capsys.readouterr().out
+    assert _call("--model", run, "--show", "wrong", "--bench", "nope") == 2
+    assert "no generations of --bench nope" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence_and_loses_nothing(run, tmp_path, monkeypatch, capsys):
+    assert _call("--model", run, "--limit", "3") == 0
+    before = {path.name: path.read_bytes() for path in (run / "eval").iterdir()}
+    monkeypatch.setattr(files.os, "replace", lambda *names: (_ for _ in ()).throw(OSError(30, "Read-only file system")))
+    for flags in ((), ("--regrade",), ("--overwrite",)):
+        capsys.readouterr()
+        assert _call("--model", run, "--limit", "3", *flags) == 2
+        error = capsys.readouterr().err
+        assert "cannot be written (Read-only file system); the same command goes on once it can" in error
+        if flags != ("--overwrite",):
+            assert {path.name: path.read_bytes() for path in (run / "eval").iterdir()} == before
+    (tmp_path / "file").touch()
+    assert _call("--model", run, "--out", tmp_path / "file" / "deeper") == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_multiple_choice_from_a_file_with_a_limit(run, tmp_path):
     rows = [{"id": f"c{i}", "question": "3 + 4", "choices": ["7", "8"], "answer": "A"} for i in range(9)]
     data = _file(tmp_path / "arc_challenge.jsonl", *rows)
@@ -252,7 +282,7 @@ def test_compare_two_runs(tmp_path, capsys):
     ids = list(dict.fromkeys(id for _, id, _ in sides[0]))
     verdicts = [[[float(side["toy", id, s].correct) for s in range(2)] for id in ids] for side in sides]
     expected = paired_difference(*verdicts)
-    d = expected.difference
+    d = expected.interval
     assert f"{d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]" in output and f"{expected.p:.2g}" in output
     # kept generations compare as well, the other way round
     assert _call("--compare", b / "eval", a / "eval") == 0

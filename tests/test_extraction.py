@@ -180,7 +180,7 @@ def test_choice_letters_are_an_argument():
         ("B. calcium ions", ("cAMP", "calcium ions"), "B"),
         ("A. calcium ions", ("cAMP", "calcium ions"), None),  # a letter and another option's text
         ("A. cyclic AMP", ("cAMP", "calcium ions"), "A"),
-        ("C", ("C", "NO_{2}", "O_{2}", "CO"), None),  # carbon, or the third?
+        ("C", ("C", "NO_{2}", "O_{2}", "CO"), "C"),  # carbon is A, but the prompt asks for the letter
         ("(C)", ("C", "NO_{2}", "O_{2}", "CO"), "C"),
         ("c", ("0.6c", "c", "0.8c"), "B"),
         ("H", ("~H", "x"), None),
@@ -193,16 +193,16 @@ def test_an_option_s_own_text_is_that_option(answer, options, letter):
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the handed data are not here")
-@pytest.mark.parametrize("file, unread", [("arc_challenge", 1), ("mmlu_pro", 8)])
+@pytest.mark.parametrize("file, unread", [("arc_challenge", 0), ("mmlu_pro", 7)])
 def test_no_option_s_text_is_read_as_another_letter(file, unread):
-    """unread: options that are one letter, or equal another option but for white space and case."""
+    """unread: options that equal another one but for white space and case. An option that is itself a letter is that letter."""
     wrong, none = [], []
     for line in (DATA / f"{file}.jsonl").read_text(encoding="utf-8").splitlines():
         options = tuple(json.loads(line)["choices"])
         letters = "ABCDEFGHIJ"[: len(options)]
         for letter, option in zip(letters, options):
             chosen = extract_choice(rf"\boxed{{{option}}}", letters, options)
-            if chosen != letter:
+            if chosen != letter and option not in letters:
                 (wrong if chosen else none).append((letter, option))
     assert wrong == [] and len(none) <= unread
 

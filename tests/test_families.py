@@ -107,7 +107,7 @@ REFUSED = {
         "layers between": "bert big_bird camembert data2vec-text electra ernie inkling_text megatron-bert minicpm3 "
         "modernbert-decoder rembert roberta roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl",
         "scales or caps": "beam cohere cohere2 cohere2_moe gemma2 gemma3n_text nanochat prophetnet recurrent_gemma vaultgemma xlstm",
-        "later tokens": "axk2 cpmant hy_v4 xlnet",
+        "later tokens": "cpmant xlnet",
         "generates other tokens": "bart bigbird_pegasus blenderbot blenderbot-small deepseek_v4 git marian mbart moshi mvp "
         "pegasus plbart rwkv trocr whisper xlm",
         "cannot be asked": "gemma4_unified_assistant llama4 llama4_text xmod",
@@ -116,7 +116,7 @@ REFUSED = {
 }
 UNBOUNDED = set("falcon_mamba mamba mamba2".split())  # of any context
 NO_LOOP = set(
-    "bailing_hybrid bamba deepseek_v32 falcon_h1 falcon_mamba glm_moe_dsa granitemoehybrid jamba kimi_linear lara_mini lfm2 lfm2_moe lfm3 mamba "
+    "axk2 bailing_hybrid bamba deepseek_v32 falcon_h1 falcon_mamba glm_moe_dsa granitemoehybrid hy_v4 jamba kimi_linear lara_mini lfm2 lfm2_moe lfm3 mamba "
     "mamba2 nemotron_h olmo_hybrid openai-gpt qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next "
     "zamba2 zaya".split()
 )

@@ -34,9 +34,9 @@ RELEASED = Path(__file__).resolve().parent / "released_loss.json"
 
 
 def test_equals_the_released_loss():
-    """released_loss.json holds seven cases, computed once in float64 with the loss of the authors' released code, as its
-    run script configures it, on random inputs. Three are from before mixing starts ("on-policy"), where it clips, and four
-    from after it ("mixed"), where it does not. Each has K rows of `lengths` tokens, and padding after them.
+    """released_loss.json holds seven cases, computed once in float64 with the loss of the authors' released code, as
+    its run script configures it, on random inputs. Three are from before mixing starts ("on-policy"), where it clips,
+    four from after it ("mixed"), where it does not. Each has K rows of `lengths` tokens, and padding after them.
 
     What goes in: the log-probability of each token under the current policy and under the policy that produced it, the
     rewards, and which rows are replayed. What comes out: the advantages, the loss (it is divided by L =

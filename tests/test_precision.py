@@ -9,7 +9,7 @@ import torch
 from conftest import build, ragged, tiny_toy
 
 from nano_exgrpo.errors import InputError
-from nano_exgrpo.infra import session
+from nano_exgrpo.infra import prepare
 from nano_exgrpo.infra.checkpoint import save_model, write_model
 from nano_exgrpo.infra.loading import load_policy
 from nano_exgrpo.infra.precision import (
@@ -296,7 +296,7 @@ def run(*flags):
 
 def half_right(monkeypatch):
     """A gradient from an untrained toy."""
-    monkeypatch.setattr(session, "reward_of", lambda t: float(len(t.text) % 2))
+    monkeypatch.setattr(prepare, "reward_of", lambda t: float(len(t.text) % 2))
 
 
 @pytest.mark.parametrize(

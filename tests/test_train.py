@@ -11,8 +11,8 @@ from conftest import metrics, tiny_config
 from scripted import Script, plain, values
 
 import train
+from nano_exgrpo.infra.prepare import load_data
 from nano_exgrpo.infra.run_folder import read_lines
-from nano_exgrpo.infra.session import load_data
 
 NOW = dict(start_threshold=-1.0)  # replay from the first step on
 

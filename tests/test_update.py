@@ -15,7 +15,8 @@ from test_policy import plain
 
 from nano_exgrpo import update
 from nano_exgrpo.config import TrainConfig
-from nano_exgrpo.infra.session import Run, prepare
+from nano_exgrpo.infra.prepare import prepare
+from nano_exgrpo.infra.session import Run
 from nano_exgrpo.infra.stop import StopRequest
 from nano_exgrpo.loss import group_advantages
 from nano_exgrpo.trajectory import Trajectory

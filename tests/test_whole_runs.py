@@ -14,8 +14,9 @@ import train
 from nano_exgrpo.config import TrainConfig
 from nano_exgrpo.infra import session
 from nano_exgrpo.infra.loading import load_policy
+from nano_exgrpo.infra.prepare import prepare
 from nano_exgrpo.infra.run_folder import read_lines
-from nano_exgrpo.infra.session import Run, held_out_metrics, prepare
+from nano_exgrpo.infra.session import Run, held_out_metrics
 from nano_exgrpo.infra.stop import StopRequest
 from nano_exgrpo.policy import Policy
 from nano_exgrpo.reward import reward_of

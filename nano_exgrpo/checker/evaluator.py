@@ -11,6 +11,7 @@ Every step is paid from a budget. Nothing is shared between threads: each has it
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 import threading
 from fractions import Fraction
@@ -29,9 +30,12 @@ from nano_exgrpo.checker.functions import (
     is_whole,
     multiply,
 )
-from nano_exgrpo.checker.tree import FUNCTION_LETTERS, Matrix, Node, Num, Op, Rel, Seq, Sym
+from nano_exgrpo.checker.tree import FUNCTION_LETTERS, Matrix, Node, Num, Op, Rel, Seq, Sym, contents, infinity, rebuilt
 
 MAX_TERMS = 1_000  # of a sum or product that is written out
+TERMS = 64  # of an infinite sum or product
+HALVINGS = 16  # points that approach a limit
+EXTRA_DIGITS = 180  # precision of an extrapolation
 
 _local = threading.local()
 
@@ -267,3 +271,84 @@ def close(at: Evaluator, x: Value, y: Value, a: Node | None = None, b: Node | No
             return all(zero)
     x, y = at.num(x), at.num(y)
     return abs(x - y) <= max(abs(x), abs(y)) * at.ctx.mpf(10) ** -NOISE
+
+
+# ------------------------------------------------------------------------------- infinite sums, products and limits
+
+
+def settled(node: Node, budget: list[int]) -> Node:
+    """The tree with infinite sums, products and limits as numbers, where no symbol is free and they clearly converge.
+
+    A sum or product is extrapolated from its first terms by Levin's u-transform. A limit is extrapolated by
+    Richardson's scheme from points that approach it by halves.
+    """
+    node = rebuilt(node, lambda child: settled(child, budget))
+    if not isinstance(node, Op) or node.head not in ("sum", "prod", "lim") or not isinstance(node.args[0], Rel):
+        return node
+    low, high, body = node.args
+    variable = low.terms[0].name if isinstance(low.terms[0], Sym) else "i" if low.terms[0] == Op("i") else None
+    names, heads = contents(body)
+    if names - {variable} or heads & {"call", "sub", "int", "...", "inf"} or len(low.terms) != 2:
+        return node
+    at = Evaluator(0, True, budget, EXTRA_DIGITS)
+    try:
+        if node.head == "lim" and low.ops == ["->"]:
+            value = limit(at, variable, low.terms[1], body)
+        elif infinity(high) > 0 and low.ops == ["="]:
+            value = infinite(at, variable, at.value(low.terms[1]), body, node.head)
+        else:
+            return node
+        scale = 2 ** (3 * EXTRA_DIGITS)
+        return Op("approximate", (Num(Fraction(int(at.ctx.nint(at.real(value) * scale)), scale)),))
+    except Undefined:
+        return node
+
+
+def agreed(at: Evaluator, first: Value, second: Value) -> Value:
+    """The second of two extrapolations, if it is the first to more digits than a verdict looks at; 0 below them."""
+    noise = at.ctx.mpf(10) ** -(NOISE + 4)
+    if not at.ctx.isfinite(second) or abs(first - second) > noise * max(1, abs(second)):
+        raise Undefined("no limit in sight")
+    return at.ctx.mpf(0) if abs(second) < noise else second
+
+
+def limit(at: Evaluator, variable: str, point: Node, body: Node) -> Value:
+    found = []
+    for sign in (infinity(point),) if infinity(point) else (1, -1):
+        rows: list[list[Value]] = []
+        for k in range(4, 4 + HALVINGS):
+            step = sign * Fraction(2) ** (k if infinity(point) else -k)
+            at.env[variable] = step if infinity(point) else add(at, at.value(point), step)
+            row = [at.num(at.value(body))]
+            for m, before in enumerate(rows[-1] if rows else [], 1):
+                row.append(row[-1] + (row[-1] - before) / (2**m - 1))
+            rows.append(row)
+        found.append(agreed(at, rows[-2][-1], rows[-1][-1]))
+    return agreed(at, found[0], found[-1])
+
+
+def infinite(at: Evaluator, variable: str, start: Value, body: Node, head: str) -> Value:
+    if not is_whole(start):
+        raise Undefined("a sum from no whole number")
+    total, parts, terms = at.ctx.mpf(head == "prod"), [], []
+    for k in range(TERMS):
+        at.env[variable] = start + k
+        term = at.num(at.value(body))
+        terms.append(term if head == "sum" else total * (term - 1))
+        total = at.ctx.mpf(total + terms[-1])
+        parts.append(total)
+        if k > 3 and abs(terms[-1]) * 10 ** (EXTRA_DIGITS // 2) < abs(total) and abs(terms[-1]) * 2 < abs(terms[-2]):
+            return total
+    if any(term == 0 for term in terms):
+        raise Undefined("terms that vanish")
+    alternating = all((x > 0) != (y > 0) for x, y in zip(terms, terms[1:]))
+    if abs(terms[-1]) > abs(terms[TERMS // 2 - 1]) * (0.95 if alternating else 0.48):  # 1/n: one half
+        raise Undefined("the terms vanish too slowly")
+    return agreed(at, levin(at, parts[:-8], terms[:-8]), levin(at, parts, terms))
+
+
+def levin(at: Evaluator, parts: list[Value], terms: list[Value]) -> Value:
+    """Levin's u-transform of partial sums, from their terms."""
+    last = len(parts) - 1
+    weights = [(-1) ** j * math.comb(last, j) * (j + 1) ** (last - 2) / term for j, term in enumerate(terms)]
+    return at.ctx.fdot(zip(weights, parts)) / at.ctx.fsum(weights)

@@ -65,8 +65,8 @@ def extract_answer(response: str) -> str | None:
 def extract_choice(response: str, letters: str = "ABCDEFGHIJ", options: tuple[str, ...] = ()) -> str | None:
     """The letter of a multiple-choice answer, or None: boxed, or in a closing statement such as "the answer is (B)".
 
-    An answer that is the full text of just one option is that option. Where a letter is another option's text, or
-    stands before another option's text, it is no answer.
+    An answer that is the full text of just one option is that option, unless it is a letter, which the prompt asks for.
+    A letter that stands before another option's text is no answer.
 
     Args:
         response: the whole response.
@@ -180,7 +180,7 @@ def _choice(text: str, letters: str, options: tuple[str, ...]) -> str | None:
     letter, content = _leading_letter(plain, letters)
     if named := _named(plain, letters, options):
         written = letter is not None and not content and letter in plain  # C, where another option's text is "C"
-        return None if written and letter != named else named
+        return letter if written else named  # the letter is what the prompt asks for
     return None if content and _named(content, letters, options) not in (None, letter) else letter
 
 

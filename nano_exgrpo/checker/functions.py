@@ -179,6 +179,13 @@ def gamma(at: Evaluator, x: Value) -> Value:
     return at.ctx.gamma(x)
 
 
+def zeta(at: Evaluator, s: Value) -> Value:
+    if not isinstance(s, Fraction) or not 1 < s <= 100:
+        raise Undefined("the zeta function outside (1, 100]")
+    at.spend(60)
+    return at.ctx.zeta(at.num(s))
+
+
 def binomial(at: Evaluator, n: Value, k: Value) -> Value:
     if all(is_whole(v) and abs(v) <= 5000 for v in (n, k)) and n >= 0:
         at.spend(1 + int(n) // 20)
@@ -254,6 +261,9 @@ _TABLE = [
     Function("root", 2, "", root),
     Function("logbase", 2, "", logarithm),
     Function("conj", 1, "", lambda at, a: a if isinstance(a, Fraction) else at.ctx.conj(a), "conjugate"),
+    Function("\\Gamma", 1, "", lambda at, a: factorial(at, a - 1)),
+    Function("\\zeta", 1, "", zeta),
+    Function("approximate", 1, "", lambda at, a: at.num(a)),
     # constants
     Function("pi", 0, "constant", lambda at: +at.ctx.pi, "pi", "varpi"),
     Function("e", 0, "", lambda at: +at.ctx.e, "E"),
@@ -291,7 +301,8 @@ _TABLE = [
     Function("exp", 1, "prefix", lambda at, a: power(at, +at.ctx.e, a), "exp"),
     Function("sqrt", 1, "root", lambda at, a: power(at, a, Fraction(1, 2))),
     Function("cbrt", 1, "prefix", lambda at, a: root(at, a, Fraction(3))),
-    Function("abs", 1, "prefix", lambda at, a: abs(a), "Abs"),
+    Function("abs", 1, "prefix", lambda at, a: abs(a), "Abs", "Abs"),
+    Function("norm", 1, "", lambda at, a: abs(a), "Abs"),
     Function("sgn", 1, "prefix", lambda at, a: Fraction((at.real(a) > 0) - (a < 0)), "sign", "sign"),
     Function("arg", 1, "prefix", None, "arg"),
     Function("floor", 1, "prefix", floor, "floor"),
@@ -315,7 +326,7 @@ _TABLE = [
     Function("dot", 1, "accent"),
     Function("ddot", 1, "accent"),
     Function("tilde", 1, "accent", spellings="widetilde"),
-    Function("overrightarrow", 1, "vector"),
+    Function("overrightarrow", 1, "vector", spellings="vec"),
     Function("angle", 1, "angle", spellings="measuredangle"),
     Function("sum", 3, "big"),
     Function("prod", 3, "big"),

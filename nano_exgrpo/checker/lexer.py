@@ -104,7 +104,7 @@ _SIGN_NAMES = {  # sign -> the commands for it
     "->": "to rightarrow mapsto longrightarrow",
     "=>": "implies Rightarrow Longrightarrow iff Leftrightarrow",
     "setminus": "setminus backslash smallsetminus",
-    "*": "times cdot ast",
+    "*": "times cdot ast *",
     "/": "div slash",
     r"\{": "{ lbrace",
     r"\}": "} rbrace",
@@ -112,7 +112,8 @@ _SIGN_NAMES = {  # sign -> the commands for it
     ")": "rangle rparen",
     "[": "lbrack",
     "]": "rbrack",
-    "|": "lvert rvert vert mid | Vert lVert rVert",
+    "|": "lvert rvert vert mid",
+    "||": "| Vert lVert rVert",
     "deg": "degree",
     "'": "prime",
     ":": "colon",
@@ -122,21 +123,23 @@ _SIGN_NAMES = {  # sign -> the commands for it
     "top": "top intercal",
 }
 _OPS = {name: sign for sign, names in _SIGN_NAMES.items() for name in names.split()}
-_OPS |= {name: name for name in "in notin cup cap pm mp lfloor rfloor lceil rceil circ % & _ .".split()}
+_OPS |= {name: name for name in "in notin cup cap pm mp lfloor rfloor lceil rceil % & _ .".split()}
 _SYMBOLS = {*_GREEK_NAMES, *(name.capitalize() for name in _GREEK_NAMES)} - {"pi"} | set(
     "hbar ell odot mho partial nabla star Re Im imath jmath oplus otimes perp parallel triangle square".split()
 )
 _VARIANTS = {"var" + name: name for name in "epsilon phi theta rho sigma".split()}
+_UNIT_SIGNS = "€£¥Å"
+_QUANTITIES = set("Var Cov Corr Pr Area area Perimeter perimeter Volume volume rank tr dim deg ord".split())
 # Plain-text names that are read without a backslash (`2*pi*r`, `sqrt(5)`, `np.arcsin(x)`).
 _BARE = {name: name for name in CALLED | {"pi", "inf"} | set("theta alpha beta gamma lambda omega sigma delta".split())}
 _BARE |= {spelling: name for spelling, name in SPELLINGS.items() if name in CALLED or name == "inf"}
 # ... and those of them that are also found inside a run of letters (`xsinx`, `2pir`).
-_NEVER_INSIDE = set("oo inf min max cis arg sign det abs lg tg".split())
+_NEVER_INSIDE = set("oo inf min max cis arg sign det abs Abs lg tg".split())
 _INSIDE = re.compile("|".join(sorted(set(_BARE) - _NEVER_INSIDE, key=len, reverse=True)))
 _LAYOUT = set(
     "displaystyle textstyle scriptstyle left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl "
     "biggr Biggl Biggr limits nolimits mathbf boldsymbol bm mathit mathsf mathcal mathscr mathfrak "
-    "mathnormal vec underline ensuremath mathop pmb Large large small bf it rm sf bold "
+    "mathnormal underline ensuremath mathop pmb Large large small bf it rm sf bold "
     "boldmath mathord mathrel mathbin mathopen mathclose therefore because nonumber notag hfill hline "
     "centering boxed fbox framebox quad qquad enspace thinspace medspace thickspace negthinspace "
     "nobreakspace checkmark".split()
@@ -196,6 +199,7 @@ class _Lexer:
         self.text, self.lists, self.depth = text, lists, depth
         self.numeral = _NUMERAL_LIST if lists else _NUMERAL
         self.at = 0
+        self.counting = False  # inside the words of a counted noun
         self.out: list[Token] = []
 
     def run(self) -> list[Token]:
@@ -220,7 +224,7 @@ class _Lexer:
                 self.add("op", {"**": "^", "==": "="}.get(sign, sign))
             else:
                 self.at += 1
-                self.add("text" if char in "€£¥" else "bad", char)
+                self.add("text" if char in _UNIT_SIGNS else "bad", char)
         return self.out
 
     def add(self, kind: str, text: str) -> None:
@@ -262,7 +266,9 @@ class _Lexer:
         self.out.append(Token("num", text, value, 0 if text == whole else len((whole + decimals).lstrip("0"))))
 
     def read_letters(self, run: str) -> None:
-        after_number = self.out[-1:] and self.out[-1].kind == "num" and self.text[self.at - 1] == " "
+        before = self.out[-1].kind if self.out and self.text[self.at - 1] == " " else ""
+        starts_noun = len(run) > 3 and run.islower() or len(run) > 2 and run.istitle()
+        self.counting = before == "text" if self.counting else before == "num" and starts_noun and has_vowel(run)
         self.at += len(run)
         if len(run) == 1:
             self.add("name", run)
@@ -270,10 +276,12 @@ class _Lexer:
             self.add("op", run)
         elif run in _BARE:
             self.out.append(_command(_BARE[run]))
+        elif run in _QUANTITIES and self.text[self.at : self.at + 1] in ("(", "["):
+            self.out.append(Token("text", run.lower(), written=run))
         elif run == "np" and self.text[self.at : self.at + 1] == ".":
             self.at += 1
-        elif after_number and len(run) > 3 and run.islower() and any(c in "aeiou" for c in run):
-            self.add("text", run)  # "12 students": a word, not a product
+        elif self.counting:  # "12 students", "6 cups of flour": words, not products
+            self.out.append(Token("text", run.lower(), written=run))
         else:
             self.add("word", run)
 
@@ -308,8 +316,10 @@ class _Lexer:
             self.out.append(
                 Token("bad", name) if negated is None else Token("op", "!=" if negated[1] == "=" else "notin")
             )
-        elif name in ("$", "forall"):
-            self.add("text", {"forall": "for"}.get(name, name))
+        elif name == "AA" or name == "mathring" and self.argument() == "A":
+            self.add("text", "Å")
+        elif name in ("$", "forall", "dim", "rank", "Pr"):
+            self.add("text", {"forall": "for"}.get(name, name.lower()))
         elif name not in _LAYOUT:
             self.out.append(_command(name))
 
@@ -340,6 +350,10 @@ def _command(name: str) -> Token:
     return Token("cmd", name) if known else Token("bad", "\\" + name)
 
 
+def has_vowel(word: str) -> bool:
+    return any(letter in "aeiouy" for letter in word.lower())
+
+
 def split_word(word: str) -> list[Token]:
     """A run of bare letters as the product that it then is: `xsinx` -> x, sin, x."""
     out: list[Token] = []
@@ -353,6 +367,8 @@ def split_word(word: str) -> list[Token]:
 
 # ----------------------------------------------------------------------------------------------------- the interface
 
+_NORM = re.compile(r"\|\s*\\(?:vec|mathbf|boldsymbol)\s*\{?\s*([A-Za-z])\s*\}?\s*\|")  # |\vec v| is no |x|
+_SECONDS = re.compile(r"(?<=\d)\s?\"")  # 36"
 _ANSWER_PREFIX = re.compile(
     r"\s*(\\text(?:bf)?\s*\{)?\s*(?:the\s+)?(?:final\s+|correct\s+)?"
     r"answer\s*(?:is\b|:|=)+\s*:?\s*",
@@ -365,8 +381,9 @@ _LIST = re.compile(
 )  # (100,200)
 _CHOOSE = re.compile(r"(?<![\w})])(?:\{\})?[_^]\{?(\d+)\}?\s*\{?C\}?_\{?(\d+)\}?")  # _8C_3
 _DOLLARS = re.compile(r"\bUS\s?(?=\\?\$)")  # US$5
+_CIRC = re.compile(r"\^\s*(?:\{\s*\\circ(?![a-zA-Z])\s*([^{}]*)\}|\\circ(?![a-zA-Z]))")  # degrees
 _POINT = re.compile(r"(?<=\d)\{([.:])\}(?=\d)")  # 1{.}5, 9{:}05
-_QUOTED = re.compile(r"(\*\*|'|\*|__|_)([^*'_]+)\1")
+_QUOTED = re.compile(r"(\*{1,3}|'|_{1,3})([^*'_]+)\1")
 _WORD_SIGNS = {
     **dict.fromkeys(("percent", "percents", "percentage", "pct"), "%"),
     **dict.fromkeys(("degree", "degrees"), "deg"),
@@ -386,31 +403,24 @@ def tokenize(text: str, lists: bool = False) -> list[Token]:
     if (prefix := _ANSWER_PREFIX.match(text)) and prefix.end() < len(text):
         text = (prefix[1] or "") + text[prefix.end() :]
     text = _TIMES.sub(r"\1*\2", _MERIDIEM.sub(r"\1m", text))
+    text = _NORM.sub(r"\\|\1\\|", _SECONDS.sub("''", text) if "'" in text else text)
     text = _CHOOSE.sub(r"\\binom{\1}{\2}", _LIST.sub(lambda found: found[0].replace(",", ", "), text))
     text = _POINT.sub(r"\1", _DOLLARS.sub("", text))
     if quoted := _QUOTED.fullmatch(text):
         text = quoted[2]
     tokens: list[Token] = []
-    closes = False  # whether the "}" of ^{\circ} is still to come
-    for token in _Lexer(text, lists).run():
+    for token in _Lexer(_CIRC.sub(r"\\degree \1", text), lists).run():
         if token.kind in ("text", "word") and token.text in _WORD_SIGNS:
             token = Token("op", _WORD_SIGNS[token.text])
-        elif token.text == "circ":  # ^\circ and ^{\circ} are degrees
-            closes = [t.text for t in tokens[-2:]] == ["^", "{"]
-            if not closes and (not tokens or tokens[-1].text != "^"):
-                token = Token("bad", "circ")
-            else:
-                del tokens[-2 if closes else -1 :]
-                token = Token("op", "deg")
-        elif closes and token.text == "}":
-            closes = False
-            continue
         elif token.text == "}" and tokens and tokens[-1].text == "{" and token.kind == tokens[-1].kind == "op":
             tokens.pop()  # x^2{}y
             continue
         tokens.append(token)
     while tokens and tokens[-1].text in (".", ",", ";"):
         tokens.pop()
+    words = tokens[1:-1] if tokens and tokens[0].text == "{" and tokens[-1].text == "}" else []
+    if words and all(t.kind in ("text", "word") for t in words):  # {\rm odd}
+        tokens = words
     if sum(t.kind == "word" for t in tokens) > 1 and all(t.kind == "word" and len(t.text) > 1 for t in tokens):
         tokens = [Token("text", t.text.lower()) for t in tokens]  # "all real numbers" is no product
     return tokens + [Token("end", "")]

@@ -43,7 +43,8 @@ from nano_exgrpo.checker import tree
 from nano_exgrpo.checker.functions import CALLED, FUNCTIONS
 from nano_exgrpo.checker.lexer import MAX_CHARS, Token, split_word, tokenize
 from nano_exgrpo.checker.tree import Based, Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, Sym
-from nano_exgrpo.checker.units import Unit, parse_unit
+from nano_exgrpo.checker.units import DIMENSIONS, NAMED, Unit, parse_unit, starts_symbol
+from nano_exgrpo.checker.words import looks_like_word
 
 if TYPE_CHECKING:
     import sympy
@@ -59,7 +60,9 @@ MULTIPLES |= {
     f"{part}s": Fraction(1, n)
     for n, part in enumerate("third fourth fifth sixth seventh eighth ninth tenth".split(), 3)
 }
-MULTIPLES |= dict(halves=Fraction(1, 2), hundredths=Fraction(1, 100), thousandths=Fraction(1, 1000))
+MULTIPLES |= {part.removesuffix("s"): size for part, size in MULTIPLES.items() if part.endswith("s")}
+MULTIPLES |= dict(half=Fraction(1, 2), halves=Fraction(1, 2), quarter=Fraction(1, 4), quarters=Fraction(1, 4))
+MULTIPLES |= dict(hundredths=Fraction(1, 100), thousandths=Fraction(1, 1000))
 BASE_WORDS = dict(zip("two three four five six seven eight nine ten eleven twelve".split(), map(str, range(2, 13))))
 BASE_WORDS["sixteen"] = "16"
 RELATIONS = {"=", "<", ">", "<=", ">=", "!=", "~=", "==", "->", "=>", "in", "notin"}
@@ -68,8 +71,8 @@ CURRENCIES = {"$", "€", "£", "¥", "usd", "eur", "rs", "inr"}
 ENDS = {"end", ",", ";", "and", "or", ")", "]", r"\}", "}", "&", "\\\\", "|"}
 MATRICES = set("pmatrix bmatrix vmatrix Bmatrix Vmatrix matrix smallmatrix array".split())
 ROWS = set("cases aligned align gathered split".split())
+UNSAID = {"is", "are", "an", "a", "the", "integer", "number", ",", ".", ";"}  # in conditions
 NEGATING = {"not", "wrong", "incorrect", "never", "except", "anything"}
-TRIGONOMETRIC = {"sin", "cos", "tan", "cot", "sec", "csc"}
 ZERO, ONE, INFINITY = Num(Fraction(0)), Num(Fraction(1)), Op("inf")
 POSITIVE, NEGATIVE = Seq("tuple", [ZERO, INFINITY]), Seq("tuple", [Op("neg", (INFINITY,)), ZERO])
 NOT_NEGATIVE, NONZERO = Seq("tuple", [ZERO, INFINITY], "[)"), Op("setminus", (Op("reals"), Seq("set", [ZERO])))
@@ -147,6 +150,7 @@ class AnswerParser:
     bars: int = 0  # open absolute values: inside them "|" closes
     stop: list[str] = field(default_factory=list)
     not_calls: set[int] = field(default_factory=set)  # parentheses tried as arguments and found to be a factor
+    split_at: int = -1  # the rest of a numeral whose first digit was an argument
     may_close: bool = False  # in a tuple after a comma, where "[" may close an interval written as ]0, 1[
 
     def whole(self) -> Node:
@@ -255,18 +259,18 @@ class AnswerParser:
         return node
 
     def ratio(self) -> Node:
-        parts = [self.set()]
+        parts, written = [self.set()], []
         while self.stop[-1:] != [":"] and (self.accept(":") or self.words("to")):
-            minutes = self.token.text
+            written.append(self.token.text)
             parts.append(self.set())
-            if len(minutes) == 2 and minutes[0] == "0" and parts[-1] == Num(Fraction(int(minutes))):
-                parts[-1] = Sym(f"clock {minutes}")  # 3:05 is no ratio
         if len(parts) == 1:
             return parts[0]
         unit = parts[-1].unit if isinstance(parts[-1], Quantity) else None
         if unit is not None:
             parts[-1] = parts[-1].value
-        return Quantity(Ratio(parts), unit) if unit is not None else Ratio(parts)
+        clock = all(text.isdigit() and len(text) == 2 and text < "60" for text in written)
+        node = Ratio(parts, clock + (clock and any(text[0] == "0" for text in written)))
+        return Quantity(node, unit) if unit is not None else node
 
     def set(self) -> Node:
         node = self.quantity()
@@ -289,8 +293,13 @@ class AnswerParser:
             self.unit()  # $5 per hour
             return Quantity(Op("neg", (value,)) if negative else value, Unit.named(ahead.text))
         node = self.multiple(self.sum())
+        start = self.at
         unit = self.unit()
         if unit is None:
+            return node
+        counted = any(name not in DIMENSIONS for name, _ in unit.dims) or self.tokens[start - 1].kind == "roman"
+        if counted and tree.symbols(node) and not tree.literals(node):
+            self.at = start  # B major: a counted noun needs a number
             return node
         smaller = unit
         while (part := self.smaller_part(smaller)) is not None:  # 1 hour 30 minutes
@@ -364,7 +373,8 @@ class AnswerParser:
                 self.at += 1
                 node = Op("mod", (node, self.signed()))
             elif self.starts_atom():
-                if before.kind == "num" and self.token.kind == "num":
+                separate = "^" in tree.contents(node)[1] or self.at == self.split_at  # 2^3 3^2, \frac125
+                if before.kind == "num" and self.token.kind == "num" and not separate:
                     raise ParseError("two numbers side by side")
                 if before.kind == "op" and before.text in ("%", "deg") and self.token.kind == "num":
                     raise ParseError("a number after a percent or degree sign")
@@ -375,7 +385,7 @@ class AnswerParser:
     def starts_atom(self) -> bool:
         """Whether a factor with no sign before it can start here."""
         kind, text, *_ = self.token
-        if kind in ("word", "roman") or text == "\\mu":
+        if kind in ("word", "roman") or text == "\\mu" or kind == "name" and starts_symbol(self.tokens, self.at):
             return not self.unit_ahead()
         if kind in ("num", "name"):
             return True
@@ -388,7 +398,7 @@ class AnswerParser:
         if text in ("(", "[") and self.unit_ahead():
             return False
         if kind == "op":
-            if text == "|":
+            if text in ("|", "||"):
                 return not self.bars
             return text in ("(", "{", "lfloor", "lceil") or text == "[" and not self.may_close
         return False
@@ -408,6 +418,10 @@ class AnswerParser:
                 base = self.marked(base, mark)
                 continue
             exponent = self.exponent()
+            if exponent == Op("neg", (ONE,)) and isinstance(base, Sym) and base.name in tree.FUNCTION_LETTERS:
+                if self.sign() == "(":  # f^{-1}(x)
+                    base = self.call(Sym(base.name + "^{-1}"))
+                    continue
             if isinstance(exponent, Sym) and exponent.name.strip("'") == "":
                 base = self.marked(base, exponent.name)
                 base = self.call(base)
@@ -449,6 +463,7 @@ class AnswerParser:
             parts = token.text[0], token.text[1:]
             self.tokens[self.at : self.at + 1] = [Token("num", digits, Fraction(int(digits))) for digits in parts]
             self.at += 1
+            self.split_at = self.at
             return Num(Fraction(int(parts[0])))
         if token.kind == "num":  # never the whole of a mixed number: 10^2\frac12
             self.at += 1
@@ -464,6 +479,9 @@ class AnswerParser:
             elif self.sign() == "deg" and self.tokens[self.at + 1].text in ("C", "F"):
                 return node  # a unit
             elif self.accept("deg"):
+                for size in (60, 3600):  # 63° 45' 36''
+                    if (part := self.arc_part(size)) is not None:
+                        node = Op("+", (node, Num(part.value / size)))
                 node = Op("degree", (node,))
             elif self.accept("'"):
                 node = self.call(self.marked(node, "'"))
@@ -472,6 +490,24 @@ class AnswerParser:
             else:
                 return node
 
+    def arc_part(self, size: int) -> Token | None:
+        """The minutes (`size` 60) or seconds (3600) of an angle, if they stand here: 45', 45^{\\prime}, 45 minutes."""
+        number, start = self.token, self.at
+        if number.kind != "num":
+            return None
+        self.at += 1
+        braced = self.accept("^") and self.accept("{")
+        marks = 0
+        while self.accept("'"):
+            marks += 1
+        if braced:
+            self.expect("}")
+        words = ("minutes", "minute", "min") if size == 60 else ("seconds", "second", "sec")
+        if marks == (1 if size == 60 else 2) or not marks and self.words(*words):
+            return number
+        self.at = start
+        return None
+
     def marked(self, base: Node, mark: str) -> Node:
         if isinstance(base, Sym):
             return Sym(base.name + mark)
@@ -479,9 +515,14 @@ class AnswerParser:
 
     def subscript(self, node: Node) -> Node:
         self.expect("_")
-        if isinstance(node, Num) and node.digits == 0:
-            numeral = self.tokens[self.at - (3 if self.tokens[self.at - 2].text == ")" else 2)]
+        if isinstance(node, Op) and node.head == "norm":
+            self.argument(whole_number=True)
+            return node
+        numeral = self.tokens[self.at - (3 if self.tokens[self.at - 2].text == ")" else 2)]
+        if isinstance(node, Num) and numeral.text.replace(".", "").isdigit():
             return Based(numeral.text, self.base())
+        if node in (Op("e"), Op("i")):  # e_r
+            node = Sym(node.head)
         if not isinstance(node, Sym):
             raise ParseError("a subscript on something that is not a symbol")
         if self.token.kind == "text":
@@ -532,8 +573,19 @@ class AnswerParser:
                 return Op("e")
             if text in ("i", "\\imath"):
                 return Op("i")
+            if text == "\\jmath":
+                return Sym("j")
             return self.call(Sym(text))
         if kind == "text":
+            written, after = token.written, self.tokens[self.at + 1].text
+            if (
+                len(written) in (2, 3)
+                and not looks_like_word(written)
+                and written not in NAMED
+                and after not in ("=", ":", "~=", "(", "[")
+            ):
+                self.tokens[self.at] = Token("word", written)  # \mathrm{gb}
+                return self.atom()
             return self.label()
         if kind == "based":
             self.at += 1
@@ -553,7 +605,7 @@ class AnswerParser:
                 return Seq("set", node.items) if isinstance(node, Seq) and node.kind == "list" else node
             if text == r"\{":
                 return self.nested(self.braces)
-            if text == "|":
+            if text in ("|", "||"):
                 return self.absolute()
             if text in ("lfloor", "lceil"):
                 self.at += 1
@@ -585,38 +637,42 @@ class AnswerParser:
         `FUNCTION_LETTERS` and primed symbols are functions; others are if all arguments are symbols or numbers.
         Where that fails, the parentheses are read again as a factor; `not_calls` keeps that from happening twice.
         """
-        if self.sign() != "(" or self.at in self.not_calls:
+        name = symbol.name if isinstance(symbol, Sym) else ""
+        bracketed = self.sign() == "[" and name in ("E", "P", "\\mathbbE", "\\mathbbP")
+        if self.sign() != "(" and not bracketed or self.at in self.not_calls:
             return symbol
         state = self.at, self.depth, self.bars, self.may_close
         try:
-            args = self.nested(self.arguments)
+            args = self.nested(self.arguments, bars=name in ("P", "\\mathbbP"))  # P(A|B)
         except ParseError:
             args = []
-        name = symbol.name if isinstance(symbol, Sym) else ""
-        if args and (
-            name[:1] in tree.FUNCTION_LETTERS or name.endswith("'") or all(isinstance(arg, Sym | Num) for arg in args)
-        ):
+        if args and name in FUNCTIONS and FUNCTIONS[name].arity == len(args):
+            return Op(name, tuple(args))
+        is_function = name[:1] in tree.FUNCTION_LETTERS or name[-1:] in ("'", "}") or name.startswith("\\mathbb")
+        no_factor = any(isinstance(a, Rel) or isinstance(a, Op) and a.head in ("cup", "cap", "given") for a in args)
+        if args and (is_function or no_factor or all(isinstance(arg, Sym | Num) for arg in args)):
             return Op("call", (symbol, *args))
         self.at, self.depth, self.bars, self.may_close = state
         self.not_calls.add(self.at)
         return symbol
 
     def arguments(self) -> list[Node]:
-        self.expect("(")
-        args = [self.sum()]
-        while self.accept(","):
-            args.append(self.sum())
-        self.expect(")")
+        closing = {"(": ")", "[": "]"}[self.expect("(", "[")]
+        args = [self.clause()]
+        while sign := self.accept(",", "|"):
+            args.append(self.clause() if sign == "," else Op("given", (self.clause(),)))
+        self.expect(closing)
         return args
 
     def absolute(self) -> Node:
-        self.expect("|")
-        doubled = self.accept("|")
-        node = self.nested(self.sum, bars=1)
-        self.expect("|")
+        """`|x|`, `|A \\cup B|`, the norm `\\|v\\|` or `||v||`."""
+        opened = self.expect("|", "||")
+        doubled = opened == "|" and self.accept("|")
+        node = self.nested(self.set, bars=1)
+        self.expect(opened)
         if doubled:
             self.expect("|")
-        return Op("abs", (node,))
+        return Op("norm" if doubled or opened == "||" else "abs", (node,))
 
     def bracket(self) -> Node:
         """`(...)`, `[...)`, `]...[`: a group if it holds one item, else a tuple or an interval."""
@@ -643,6 +699,12 @@ class AnswerParser:
         self.expect(r"\{")
         if self.accept(r"\}"):
             return Seq("set", [])
+        if self.command().startswith("begin "):  # \left\{\begin{array}{ll} ...
+            name = self.command()[6:]
+            self.at += 1
+            node = self.environment(name, rows_only=True)
+            self.accept(r"\}")
+            return node
         self.stop.append(":")
         self.bars += 1
         node = self.answer()
@@ -673,11 +735,13 @@ class AnswerParser:
             raise ParseError("a label that denies")
         if phrase in PHRASES:
             return PHRASES[phrase]
+        args = self.nested(self.arguments, bars=1) if self.sign() in ("(", "[") and words else []  # Var(X) = 5
         if self.sign() not in ("=", ":", "~="):
             raise ParseError(f"unexpected words {phrase!r}")
         if self.sign() == ":":
             self.tokens[self.at] = Token("op", "=")
-        return Sym("text " + phrase)
+        name = Sym("text " + phrase)
+        return Op("call", (name, *args)) if args else name
 
     # -- commands
 
@@ -704,7 +768,7 @@ class AnswerParser:
             argument = self.nested(self.power)
         else:
             argument = in_radians(self.nested(self.bare_argument), name)
-        if power == Op("neg", (ONE,)) and name[:3] in TRIGONOMETRIC:
+        if power == Op("neg", (ONE,)) and name[:3] in tree.TRIGONOMETRIC:
             return Op("arc" + name, (argument,))
         if name == "cis":
             argument = in_radians(argument, "cos")
@@ -772,18 +836,23 @@ class AnswerParser:
         return Op("reals")
 
     def accent(self, name: str) -> Node:
-        if self.token.kind == "name":  # \ddot\theta(t): the accent is not on the call
+        if self.token.kind == "name" and self.token.text not in ("i", "j", "k", "\\imath", "\\jmath"):
+            # \ddot\theta(t): the accent is not on the call
             self.at += 1
             return self.call(Sym(f"\\{name} {self.tokens[self.at - 1].text}"))
         under = self.argument()
+        if name == "hat" and under in (Op("i"), Sym("j"), Sym("k")):  # the unit vectors, like \\mathbf{i}
+            return under
         if name == "overline" and "i" in tree.contents(under)[1]:
             return Op("conj", (under,))
         return self.call(Sym(f"\\{name} {name_of(under)}"))
 
     def vector(self, name: str) -> Node:
-        """An arrow from A to B; over one letter it is layout, like `\\vec`."""
+        """An arrow from A to B; over one letter it is layout."""
+        if self.token.kind == "name":
+            return self.atom()
         under = self.argument()
-        return Sym(f"\\{name} {name_of(under)}") if isinstance(under, Op) else under
+        return Sym(f"\\{name} {name_of(under)}") if isinstance(under, Op) and under.args else under
 
     def angle(self, name: str) -> Node:
         """`\\angle ABC`, `\\angle A_1`: a symbol."""
@@ -809,7 +878,8 @@ class AnswerParser:
                 low = self.argument()
         return Op(name, (low, high, self.nested(self.sum if name == "int" else self.product)))
 
-    def environment(self, name: str) -> Node:
+    def environment(self, name: str, rows_only: bool = False) -> Node:
+        """A matrix; or, of `ROWS` and if `rows_only`, a list of its rows, each of a value and the condition for it."""
         if name not in MATRICES | ROWS:
             raise ParseError(f"unknown environment {name}")
         if name in ROWS - {"cases"}:  # x &= 5: the sign only aligns
@@ -818,20 +888,32 @@ class AnswerParser:
         while self.command() != f"end {name}":
             if self.accept("\\\\"):
                 rows.append([])
-            elif self.words("otherwise"):
-                rows[-1].append(Sym("text otherwise"))
-            elif not self.accept("&"):
-                self.words("if", "for", "when")
-                rows[-1].append(self.clause())
-                self.accept(",")
+            elif not self.accept("&", ",", ".", ";"):
+                is_condition = rows[-1] and (name in ROWS or rows_only)
+                rows[-1].append(self.condition() if is_condition else self.clause())
         self.at += 1
         rows = [row for row in rows if row]
-        if name in ROWS:
+        if name in ROWS or rows_only:
             return Seq("list", [Seq("tuple", row) if len(row) > 1 else row[0] for row in rows])
         if not rows or len({len(row) for row in rows}) != 1:
             raise ParseError("a matrix with ragged rows")
         matrix = Matrix(rows)
         return Op("det", (matrix,)) if name == "vmatrix" else matrix
+
+    def condition(self) -> Node:
+        """When a case holds: a relation, or words: `if n is even` and `n even` are the same ones."""
+        self.words("if", "for", "when", "where")
+        start = self.at
+        if self.words("otherwise", "else", "elsewhere"):
+            return Sym("text otherwise")
+        while self.sign() not in ("\\\\", "&", "end") and not self.command().startswith("end "):
+            self.at += 1
+        spoken = self.tokens[start : self.at]
+        if not any(token.kind == "text" for token in spoken):
+            self.at = start
+            return self.clause()
+        said = [token.text for token in spoken if token.text not in UNSAID]
+        return Sym("text " + " ".join(said))
 
     def split(self) -> None:
         """Replace a run of bare letters by its letters and the functions in it: `xsin` -> x, sin."""
@@ -892,7 +974,7 @@ def times(a: Node, b: Node) -> Node:
 
 def in_radians(node: Node, function: str) -> Node:
     """The argument of a trigonometric function with its degrees converted: `sin 30°`."""
-    if isinstance(node, Op) and function in TRIGONOMETRIC:
+    if isinstance(node, Op) and function in tree.TRIGONOMETRIC:
         head = "radians" if node.head == "degree" else node.head
         return Op(head, tuple(in_radians(arg, function) for arg in node.args))
     return node

@@ -16,7 +16,7 @@ from nano_exgrpo.checker.lexer import Token
 # dimension: names of a unit = its size in the dimension's base; ... Names of three letters or more have a plural in -s.
 _TABLE = """
 length: m meter metre = 1; in inch inches = 127/5000; ft foot feet = 381/1250; yd yard = 1143/1250
-length: mi mile = 201168/125; micron = 1/1000000
+length: mi mile = 201168/125; micron = 1/1000000; Å angstrom = 1/10000000000
 time: s sec second = 1; min minute = 60; h hr hrs hour = 3600; day = 86400; week = 604800
 months: month = 1; yr yrs year = 12
 mass: g gram = 1
@@ -44,7 +44,7 @@ fahrenheit: fahrenheit = 1
 mole: mol mole = 1
 electronvolt: eV ev electronvolt = 1
 erg: erg = 1
-ohm: ohm = 1
+ohm: ohm \\Omega = 1
 am: am AM = 1
 pm: pm PM = 1
 any: unit = 1
@@ -60,7 +60,7 @@ _PREFIXES |= dict(k=3, kilo=3, M=6, mega=6, G=9, giga=9, T=12, tera=12)
 _PREFIXED = {  # units: their prefixes, with their case: 3 MW, 3 mW
     "m L l": "n u m c d k",
     "s": "n m",
-    "g Hz N J W V A Pa eV mol": "n m k M G T",
+    "g Hz N J W V A Pa eV mol \\Omega": "n m k M G T",
     "meter metre liter litre gram second joule watt hertz newton volt ampere pascal electronvolt "
     "meters metres liters litres grams seconds joules watts newtons volts amperes pascals": " ".join(
         word for word in _PREFIXES if len(word) > 1
@@ -71,18 +71,23 @@ for _names, _words in _PREFIXED.items():
         NAMED.setdefault(_word + _name, (NAMED[_name][0], NAMED[_name][1] * Fraction(10) ** _PREFIXES[_word]))
 NAMED["\\mu"] = ("micro", Fraction(1, 10**6))
 _DERIVED = {"volume": (("length", 3),), "speed": (("length", 1), ("time", -1)), "micro": ()}
+NAMED["c"] = ("light", Fraction(1))  # GeV/c^2, but no letter that is a unit
 DIMENSIONS = {dimension for dimension, _ in NAMED.values()}
-SINGLE_LETTERS = {name for name in NAMED if len(name) == 1 and name.isalpha()} | {"\\Omega"}
+SINGLE_LETTERS = {name for name in NAMED if len(name) == 1 and name.isalpha()} - {"c"} | {"\\Omega"}
+_SUNS = {"\\odot", "\\oplus"}  # M_\\odot
 NEUTRAL = {"st", "nd", "rd", "th", "total", "approximately", "approx", "only"}
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3, "cu": 3}
 # Words that turn a number into a claim about it; a number they follow is not simply that number with a unit.
 _NOT_UNITS = set(
-    "is are was not or and if but to than then between least most more less about where when which "
-    "that true false wrong incorrect correct right answer answers given unknown such with either "
+    "is are was not or and if but to than then between least most less fewer about where when which "
+    "that true false wrong incorrect given unknown such with either "
     "neither some any maybe "
-    "ignore reference response score no yes none for times plus minus because since so mod "
+    "ignore reference response score no yes none for plus minus because since so mod "
     "except excluded excluding without fails cannot never isn doesn rejected impossible below".split()
 )
+
+
+_ADJECTIVES = {"right", "correct"}  # units only before a noun: 14 right triangles
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,27 +135,47 @@ def product(powers: list[tuple[str, int]]) -> Unit:
     return Unit(tuple(sorted((d, p) for d, p in dims.items() if p)), factor)
 
 
+def starts_symbol(tokens: list[Token], at: int) -> int:
+    """The number of tokens of a unit written as a symbol, `M_\\odot` or `k\\Omega`; 0 for all else."""
+    names = [token.text for token in tokens[at : at + 5]] + [""] * 5
+    if names[1] == "_" and names[2] in _SUNS:
+        return 3
+    if names[1:3] == ["_", "{"] and names[3] in _SUNS and names[4] == "}":
+        return 5
+    return 2 * (names[1] == "\\Omega" and names[0] + names[1] in NAMED)
+
+
 def parse_unit(tokens: list[Token], at: int) -> tuple[Unit, int] | None:
     """The unit that starts at `tokens[at]` and the index after it; None if nothing there reads as a unit."""
     powers: list[tuple[str, int]] = []  # of known units
     unknown: list[str] = []  # words that are none
-    start, sign, next_power = at, 1, 1
+    start, sign, next_power, bracket = at, 1, 1, False
     after_number = tokens[at - 1].kind in ("num", "text") or tokens[at - 1].text in ("}", ")", "!")
-    while len(powers) + len(unknown) < 7:
+    while len(powers) + len(unknown) < 9:
         kind, name, *_, written = tokens[at]
         unit = written if written in NAMED else name if name in NAMED else name.lower()
         if name == "deg" and tokens[at + 1].text in ("C", "F"):
             powers.append(({"C": "celsius", "F": "fahrenheit"}[tokens[at + 1].text], 1))
             at += 2
             continue
+        if length := starts_symbol(tokens, at) if kind in ("name", "roman") else 0:
+            symbol = name + tokens[at + length - 1 - (length == 5)].text
+            at, power = _exponent(tokens, at + length)
+            powers.append((symbol, sign * power))
+            continue
         if kind == "name":
             if name == "\\mu" and tokens[at + 1].kind == "roman":  # micro
                 unit = name
-            elif not powers or unit not in SINGLE_LETTERS:
+            elif not powers or unit not in SINGLE_LETTERS and not (unit == "c" and powers[-1][0].endswith("eV")):
                 break
         elif kind == "op":
+            if bracket and name == ")":
+                at, bracket = at + 1, False
+                continue
             if not powers and not unknown or tokens[at + 1].kind not in ("text", "word", "roman", "name", "cmd"):
-                break
+                if name != "/" or tokens[at + 1].text != "(" or tokens[at + 2].kind not in ("text", "roman", "name"):
+                    break
+                at, bracket = at + 1, True  # J/(kg K)
             if name == "/":
                 sign = -1
             elif name not in ("*", ".", "-"):
@@ -173,21 +198,23 @@ def parse_unit(tokens: list[Token], at: int) -> tuple[Unit, int] | None:
             next_power = _POWERS[unit]
         elif unit in NEUTRAL:
             pass
-        elif unit in ("unit", "units"):
-            at, power = _exponent(tokens, at)
-            if next_power * power != 1:
-                powers.append((unit, sign * next_power * power))
-            next_power = 1
         elif unit in NAMED and (kind != "word" or after_number or powers):
             at, power = _exponent(tokens, at)
-            powers.append((unit, sign * next_power * power))
+            if unit in ("unit", "units") and tokens[at].text in ("squared", "cubed"):
+                power, at = _POWERS[tokens[at].text], at + 1
+            if unit not in ("unit", "units") or next_power * power != 1:
+                powers.append((unit, sign * next_power * power))
             next_power = 1
-        elif kind in ("text", "roman") and unit not in _NOT_UNITS:
+        elif (
+            kind in ("text", "roman")
+            and unit not in _NOT_UNITS | _ADJECTIVES
+            or (unit in _ADJECTIVES and tokens[at].kind == "text")
+        ):
             unknown.append(unit.removesuffix("s"))
         else:
             at -= 1
             break
-    if at == start:
+    if at == start or bracket:
         return None
     return product(powers + [(" ".join(unknown), sign)] * bool(unknown)), at
 

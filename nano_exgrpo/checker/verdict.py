@@ -24,17 +24,19 @@ from __future__ import annotations
 from fractions import Fraction
 
 from nano_exgrpo.checker import tree
-from nano_exgrpo.checker.evaluator import Evaluator, close, sample
+from nano_exgrpo.checker.evaluator import Evaluator, close, sample, settled
 from nano_exgrpo.checker.functions import DIGITS, NOISE, Undefined, divide
 from nano_exgrpo.checker.lexer import AMBIGUOUS_COMMA, MAX_CHARS, tokenize
 from nano_exgrpo.checker.parser import ParseError, parse_tokens
 from nano_exgrpo.checker.real_sets import FLIPPED, RealLine
 from nano_exgrpo.checker.tree import Based, Matrix, Node, Num, Op, Quantity, Ratio, Rel, Seq, Sym
 from nano_exgrpo.checker.units import DIMENSIONS
-from nano_exgrpo.checker.words import choice_readings, same_words
+from nano_exgrpo.checker.words import readings, same_words
 
 BUDGET = 8_000  # work units of one verdict, some 5 microseconds each
+SETTLING = 6_000  # ... of the infinite sums and limits of one side
 MAX_ITEMS = 64  # of a list or set
+MAX_ENTRIES = 64  # of a matrix
 PLUS_MINUS = {"pm", "mp"}
 POINTS = 7  # random points for expressions with symbols
 WHOLE_POINTS = 41  # whole numbers for expressions with floors: all from 1 to 41
@@ -57,11 +59,11 @@ def compare(gold: str, answer: str) -> tuple[bool, str]:
     why = ""
     for lists in (False, True) if any(map(AMBIGUOUS_COMMA.search, (gold, answer))) else (False,):
         tokens = tokenize(gold, lists)
-        for reading in choice_readings(tokenize(answer, lists), tokens):
-            if same_words(tokens, reading):
+        for left, right in readings(tokens, tokenize(answer, lists)):
+            if same_words(left, right):
                 return True, "the same words and signs"
             try:
-                judge = Judge(parse_tokens(list(tokens)), parse_tokens(reading))
+                judge = Judge(parse_tokens(list(left)), parse_tokens(list(right)))
             except ParseError as error:
                 why = why or f"not parsed: {error}"
                 continue
@@ -71,11 +73,21 @@ def compare(gold: str, answer: str) -> tuple[bool, str]:
     return False, why
 
 
+def time_of_day(node: Node, half: str = "") -> set[int]:
+    """The seconds since midnight that `7`, `7:30`, `7:30:15` can mean in a half of the day ("am", "pm") or in none."""
+    parts = node.parts if isinstance(node, Ratio) and node.clock else [node]
+    if len(parts) > 3 or not all(isinstance(part, Num) and part.value.denominator == 1 for part in parts):
+        return set()
+    hour, minute, second = (int(part.value) for part in [*parts, Num(Fraction(0)), Num(Fraction(0))][:3])
+    hours = {hour, hour % 12 + 12 * (half == "pm")} if half and hour <= 12 else {hour}
+    return {3600 * hour + 60 * minute + second for hour in hours}
+
+
 class Judge:
     """One verdict: `why` says, for people, what decided it."""
 
     def __init__(self, gold: Node, answer: Node):
-        self.gold, self.answer = gold, answer
+        self.gold, self.answer = (settled(node, [SETTLING]) for node in (gold, answer))
         self.budget = [BUDGET]  # the work left to this verdict
         self.forms = 0  # comparisons of sympy forms so far
         self.line = RealLine(self.budget)
@@ -125,7 +137,10 @@ class Judge:
         builders = [isinstance(x, Op) and x.head == "builder" for x in (a, b)]
         if any(builders):
             return all(builders) and all(map(self.equal, a.args, b.args)) or self.no("different sets")
-        if isinstance(a, Seq) or isinstance(b, Seq) or tree.has_matrix(a) or tree.has_matrix(b):
+        if isinstance(a, Seq) or isinstance(b, Seq) or has_matrix(a) or has_matrix(b):
+            for x, y in ((a, b), (b, a)):
+                if (vector := in_unit_vectors(x)) is not None and isinstance(y, Sym | Op) and not has_matrix(y):
+                    return self.scalars(vector, with_unit_i(y)) or self.no("another vector")
             return self.containers(a, b)
         if isinstance(a, Ratio) or isinstance(b, Ratio):
             return self.ratios(a, b) or self.no("different ratios or times")
@@ -138,9 +153,12 @@ class Judge:
         return node.args if isinstance(node, Op) and node.head == "where" else (node, None)
 
     def unwrapped(self, node: Node) -> Node:
-        """A container of one item is that item."""
+        """A container of one item is that item; alternatives that are equal (`1/2 or 0.5`) are one value."""
         while isinstance(node, Seq) and len(node.items) == 1 and node.kind != "tuple":
             node = node.items[0]
+        if isinstance(node, Seq) and node.kind == "or" and len(node.items) < 4:
+            if all(self.equal(node.items[0], item) for item in node.items[1:]):
+                return node.items[0]
         return node
 
     # -- units
@@ -148,12 +166,15 @@ class Judge:
     def quantities(self, a: Node, b: Node) -> bool:
         a, b = (n if isinstance(n, Quantity) else tree.letter_quantity(n) or n for n in (a, b))  # 5 cm against 5m
         (a, unit_a), (b, unit_b) = ((n.value, n.unit) if isinstance(n, Quantity) else (n, None) for n in (a, b))
+        halves = [unit.dims[0][0] if unit and unit.dims else "" for unit in (unit_a, unit_b)]
+        if {"am", "pm"} & {*halves}:
+            times = time_of_day(a, halves[0]), time_of_day(b, halves[1])
+            shared = set.intersection(*times) if "" in halves else times[0] == times[1] != set()
+            return bool(shared) or self.no("different times")
         if unit_a and unit_b and unit_a.conflicts(unit_b):
             return self.no("the units conflict")
         for unit, value, angle in ((unit_a, a, b), (unit_b, b, a)):
             dimension = unit.dims[0][0] if unit and unit.dims else ""
-            if dimension in ("am", "pm") and isinstance(a, Ratio) and isinstance(b, Ratio):
-                return a == b or self.no("different times")  # times of a day are not proportional
             if isinstance(angle, Op) and angle.head == "degree" and dimension in DIMENSIONS - {"celsius", "fahrenheit"}:
                 return dimension == "radian" and self.scalars(value, Op("radians", angle.args)) or self.no("an angle")
         if unit_a and unit_b and (size := unit_a.converted(unit_b)) != 1:
@@ -205,7 +226,16 @@ class Judge:
         label, value = self.unlabel(rel)
         if value is None:
             return self.no("an equation or inequality is not a value")
-        del label
+        if label is not None and tree.is_letter_sum(label):
+            if value == Num(Fraction(0)) or gold_first and tree.symbols(label) & {"x", "y", "z"}:
+                return self.no("a line or a plane is not a value")
+        if (
+            rel.ops == ["in"]
+            and isinstance(value, Seq)
+            and isinstance(other, Seq)
+            and value.kind == "tuple" != other.kind
+        ):
+            return self.no("an interval is not a list")
         return self.equal(value, other) if gold_first else self.equal(other, value)
 
     def unlabel(self, rel: Rel) -> tuple[Node | None, Node | None]:
@@ -224,7 +254,7 @@ class Judge:
                 return None, None
         else:
             values, label = rest, first
-        if tree.is_word_label(first) and label is not None and not tree.is_constant(values[-1]):
+        if tree.is_constant_label(first) and label is not None and not tree.is_constant(values[-1]):
             return None, None
         constants = [v for v in values if tree.is_constant(v)]
         if not all(self.equal(v, constants[-1]) for v in constants[:-1]):
@@ -232,10 +262,16 @@ class Judge:
         return label, values[-1]
 
     def both_relations(self, a: Rel, b: Rel) -> bool:
+        found = tree.derivatives(a), tree.derivatives(b)
+        if all(found):  # x' is dx/dt, x is x(t)
+            variables = [{variable for _, _, variable in derivatives} - {""} for derivatives in found]
+            if not all(variables) or variables[0] & variables[1]:
+                functions = {name for name, _, _ in found[0] | found[1]}
+                a, b = tree.primed(a, functions), tree.primed(b, functions)
         if set(a.ops) == set(b.ops) == {"="}:
             (label_a, value_a), (label_b, value_b) = self.unlabel(a), self.unlabel(b)
             if value_a is not None and value_b is not None and label_a is not None and label_b is not None:
-                if label_a == label_b and self.equal(value_a, value_b):
+                if tree.same_label(label_a, label_b) and self.equal(value_a, value_b):
                     return True
                 renamed = tree.same_function(label_a, label_b)
                 if renamed:
@@ -275,7 +311,7 @@ class Judge:
     # -- containers
 
     def containers(self, a: Node, b: Node) -> bool:
-        if tree.has_matrix(a) or tree.has_matrix(b):
+        if has_matrix(a) or has_matrix(b):
             return self.matrices(a, b)
         if isinstance(a, Seq) and isinstance(b, Seq):
             if a.kind == b.kind == "tuple":
@@ -285,6 +321,11 @@ class Judge:
             for x, y, flip in ((a, b, False), (b, a, True)):
                 if x.kind == "tuple" and y.kind == "list" and all(isinstance(i, Rel) for i in y.items):
                     return self.named_entries(x, y, flip)
+            if {a.kind, b.kind} == {"tuple", "list"} and len(a.items) == len(b.items):
+                ends = (a.ends if a.kind == "tuple" else b.ends) + "∞" * any(map(tree.infinity, a.items))
+                return (
+                    ends == "()" and all(map(self.equal, a.items, b.items)) or self.no("another order, or an interval")
+                )
             if "tuple" in (a.kind, b.kind):
                 return self.no("a tuple is not a list or set")
             return self.unordered(a, b)
@@ -314,12 +355,40 @@ class Judge:
             return self.no(f"{len(left)} values against {len(right)}")
         if len(left) > MAX_ITEMS:
             raise Undefined("too many values")
+        if "text otherwise" in set.union(*map(tree.symbols, left + right), set()):
+            left, right = self.with_rest(left, right), self.with_rest(right, left)
         for item in left:
             match = next((at for at, other in enumerate(right) if self.equal(item, other)), None)
             if match is None:
                 return self.no(f"nothing on the other side equals {tree.drawn(item)}")
             del right[match]
         return True
+
+    def with_rest(self, cases: list, others: list) -> list:
+        """The cases of a piecewise function with "otherwise" in place of a condition that it can stand for."""
+        conditions = [case.items[-1] for case in cases if isinstance(case, Seq) and len(case.items) == 2]
+        rest = Sym("text otherwise")
+        if len(conditions) < len(cases) or rest in conditions:
+            return cases
+        for at, case in enumerate(cases):
+            if self.is_rest(case.items[-1], conditions[:at] + conditions[at + 1 :]) and any(
+                other.items[-1] == rest and self.equal(other.items[0], case.items[0]) for other in others
+            ):
+                return [*cases[:at], Seq("tuple", [case.items[0], rest]), *cases[at + 1 :]]
+        return cases
+
+    def is_rest(self, condition: Node, others: list) -> bool:
+        """Whether a condition holds exactly where none of the others does."""
+        if isinstance(condition, Sym):
+            swapped = [name.name.replace("even", "odd") for name in (condition, *others) if isinstance(name, Sym)]
+            return len(others) == 1 and len(swapped) == 2 and swapped[0] == swapped[1] and condition != others[0]
+        sets = [self.line.real_set(rel) if isinstance(rel, Rel) else None for rel in (condition, *others)]
+        if None in sets:
+            return False
+        variable, pieces = sets[0]
+        return self.sets_equal(
+            (variable, pieces), (sets[-1][0], self.line.complement([p for _, some in sets[1:] for p in some]))
+        )
 
     def distinct(self, items: list) -> list:
         out: list = []
@@ -329,7 +398,11 @@ class Judge:
         return out + items[MAX_ITEMS:]
 
     def ratios(self, a: Node, b: Node) -> bool:
-        """Equal part by part, or proportional."""
+        """Equal part by part, or proportional; times as times; a gold ratio is the quotient of its two numbers."""
+        if isinstance(a, Ratio) and len(a.parts) == 2 and a.clock < 2 and isinstance(b, Num | Op):
+            return self.scalars(Op("/", tuple(a.parts)), b)
+        if isinstance(a, Ratio) and isinstance(b, Ratio) and max(a.clock, b.clock) == 2:
+            return bool(time_of_day(a) & time_of_day(b))
         if not isinstance(a, Ratio) or not isinstance(b, Ratio) or len(a.parts) != len(b.parts):
             return False
         if all(self.equal(x, y) for x, y in zip(a.parts, b.parts)):
@@ -347,7 +420,7 @@ class Judge:
             if isinstance(node, Seq) and node.kind == "tuple" and node.ends in ("()", "[]"):
                 nested = all(isinstance(row, Seq) and row.kind == "tuple" for row in node.items)  # [[1, 2], [3, 4]]
                 node = Matrix([item.items if nested else [item] for item in node.items])
-            rows.append(tree.matrix_rows(node))
+            rows.append(matrix_rows(node))
         if isinstance(a, Seq) or isinstance(b, Seq):  # a vector written as a tuple: row or column
             rows = [[[cell] for cell in r[0]] if r and len(r) == 1 else r for r in rows]
         if not all(rows) or [len(r) for r in rows[0]] != [len(r) for r in rows[1]]:
@@ -387,9 +460,9 @@ class Judge:
         for x, y in ((a, b), (b, a)):
             if "degree" in tree.contents(x)[1] and "degree" not in tree.contents(y)[1] and tree.contents(y)[1] & ANGLES:
                 return self.same_value(in_radians(x), y)
-        stripped = tree.letter_quantity(b)
-        if stripped is not None and not tree.symbols(a):
-            return self.same_value(a, stripped.value)
+        for x, y in ((a, b), (b, a)):  # 13 and 13 m
+            if (stripped := tree.letter_quantity(y)) is not None and not tree.symbols(x):
+                return self.same_value(x, stripped.value)
         return self.no("the values differ")
 
     def percents(self, a: Node, b: Node, percents: list[bool]) -> bool:
@@ -584,6 +657,22 @@ def difference(rel: Rel) -> Op:
     return Op("+", (rel.terms[0], Op("neg", (rel.terms[1],))))
 
 
+def in_unit_vectors(node: Node) -> Node | None:
+    """(a, b, c) as a i + b j + c k; None for what is no vector."""
+    if isinstance(node, Matrix) and 1 in (len(node.rows), len(node.rows[0])):
+        node = Seq("tuple", [cell for row in node.rows for cell in row])
+    if not isinstance(node, Seq) or node.kind != "tuple" or node.ends != "()" or len(node.items) not in (2, 3):
+        return None
+    if not all(isinstance(item, Num | Sym | Op) for item in node.items):
+        return None
+    return Op("+", tuple(Op("*", pair) for pair in zip(node.items, (Sym("unit i"), Sym("j"), Sym("k")))))
+
+
+def with_unit_i(node: Node) -> Node:
+    """The tree with i as a vector, not as a number."""
+    return Sym("unit i") if node == Op("i") else tree.rebuilt(node, with_unit_i)
+
+
 def in_radians(node: Node) -> Node:
     """The tree with its degrees converted."""
     head = "radians" if isinstance(node, Op) and node.head == "degree" else ""
@@ -613,7 +702,9 @@ def turning_points(*trees: Node) -> list[tuple[int, dict[str, Fraction]]]:
     names, heads = map(set.union, *map(tree.contents, trees)) if len(trees) > 1 else tree.contents(trees[0])
     if not heads & TURNS:
         return []
-    sizes = sorted({abs(v) for node in trees for v in literals(node) if 2 < abs(v) <= 10**6}, reverse=True)[:MAX_TURNS]
+    sizes = sorted({abs(v) for node in trees for v in tree.literals(node) if 2 < abs(v) <= 10**6}, reverse=True)[
+        :MAX_TURNS
+    ]
     if heads & WHOLE:
         values = [v for size in sizes if size.denominator == 1 for v in (size, size + 1, 2 * size + 1)]
     else:
@@ -621,7 +712,42 @@ def turning_points(*trees: Node) -> list[tuple[int, dict[str, Fraction]]]:
     return [(at % POINTS, {name: value}) for name in sorted(names)[:MAX_TURNS] for at, value in enumerate(values)]
 
 
-def literals(node: Node) -> list[Fraction]:
-    """The numerals in a tree."""
-    found = [value for child in tree.children(node) for value in literals(child)]
-    return [node.value, *found] if isinstance(node, Num) else found
+def has_matrix(node: Node) -> bool:
+    """Whether a tree is a matrix or an arithmetic expression with one."""
+    if isinstance(node, Op):
+        return node.head in ("+", "*", "/", "neg", "^") and any(map(has_matrix, node.args))
+    return isinstance(node, Matrix)
+
+
+def matrix_rows(node: Node) -> list[list] | None:
+    """The entries of a matrix expression; None for a scalar."""
+    if isinstance(node, Matrix):
+        return node.rows if len(node.rows) * len(node.rows[0]) <= MAX_ENTRIES else None
+    if not isinstance(node, Op) or not has_matrix(node):
+        return None
+    parts = [matrix_rows(arg) for arg in node.args]
+    head, args = node.head, node.args
+    if head == "neg":
+        return [[Op("neg", (cell,)) for cell in row] for row in parts[0]]
+    if head == "+" and all(parts) and len({(len(p), len(p[0])) for p in parts}) == 1:
+        return [[Op("+", cells) for cells in zip(*rows)] for rows in zip(*parts)]
+    if head == "/" and parts[0] and not parts[1]:
+        return [[Op("/", (cell, args[1])) for cell in row] for row in parts[0]]
+    if head == "*":
+        scalars = tuple(arg for arg, part in zip(args, parts) if part is None)
+        matrices = [part for part in parts if part]
+        if len(matrices) == 1:
+            return [[Op("*", (*scalars, cell)) for cell in row] for row in matrices[0]]
+        if len(matrices) == 2 and not scalars and len(matrices[0][0]) == len(matrices[1]):
+            columns = list(zip(*matrices[1]))
+            return [
+                [Op("+", tuple(Op("*", pair) for pair in zip(row, column))) for column in columns]
+                for row in matrices[0]
+            ]
+    if head == "^" and parts[0] and args[1] in tree.TRANSPOSED:
+        return [list(column) for column in zip(*parts[0])]
+    if head == "^" and parts[0] and isinstance(args[1], Num) and 2 <= args[1].value <= 4 and len(parts[0]) <= 3:
+        return matrix_rows(
+            Op("*", (args[0], Op("^", (args[0], Num(args[1].value - 1))) if args[1].value > 2 else args[0]))
+        )
+    return None

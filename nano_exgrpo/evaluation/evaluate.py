@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -160,7 +161,7 @@ def answer_task(policy: Policy, task: Task, config: EvalConfig, folder: Path, fo
     done = [found[key] for key in task.keys if key in found]
     answered, correct = len(done), sum(g.correct for g in done)
     with tqdm(desc=task.name, total=len(task.keys), initial=answered, unit=" responses") as progress:
-        settings = dict(top_p=config.top_p, max_new_tokens=longest, seed=config.seed)
+        settings: dict[str, Any] = dict(top_p=config.top_p, max_new_tokens=longest, seed=config.seed)
         for rows, trajectories in generate_batches(policy, asked, pending, **settings):
             fresh = [
                 make_generation(task.name, asked[index], sample, trajectory)

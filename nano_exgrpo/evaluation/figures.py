@@ -92,7 +92,7 @@ def figures_table(figures: dict[str, Figures], averages: dict[str, Interval]) ->
     return text_table(rows)
 
 
-def comparison_table(names: tuple[str, str], sides: tuple[Sequence[Generation], Sequence[Generation]]) -> str:
+def comparison_table(names: Sequence[str], sides: Sequence[Sequence[Generation]]) -> str:
     """Is B better than A? Both evaluations on all benchmarks that they have in common, and the verdict.
 
     names: of A and B. Raises InputError when the two did not answer the same questions."""

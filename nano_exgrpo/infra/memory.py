@@ -32,7 +32,8 @@ CUDA_OVERHEAD = 1.0e9  # bytes: context, cuBLAS workspaces, fragmentation; an al
 @dataclass
 class ModelShape:
     """weights: all of them, tied ones once. linear: those of linear layers outside the projection. vocabulary V,
-    hidden H, intermediate, layers; query and kv: heads times head dimension. context: most tokens of prompt and response."""
+    hidden H, intermediate, layers; query and kv: heads times head dimension. context: most tokens of prompt and
+    response."""
 
     weights: int
     linear: int

@@ -48,10 +48,10 @@ def prepare(config: TrainConfig, run: Run) -> State:
     """The state before the first step, or at the run's checkpoint. Raises InputError: see what it calls."""
     check_early(config)
     torch.manual_seed(config.seed)
-    checkpoint, saved = load_state(run.folder, config.steps) if run.resumed else (None, {})
+    checkpoint, saved = load_state(run.folder, config.steps) if run.resumed else (Path(), {})
     train_questions, held_out = load_data(config)
     demonstrations = load_demonstrations(config, held_out) if warms_up(config) and not saved else []
-    policy = starting_policy(config, checkpoint, held_out, run.stop)
+    policy = starting_policy(config, checkpoint if run.resumed else None, held_out, run.stop)
     train_questions = encode_fitting(policy, train_questions, config)
     held_out = encode_fitting(policy, held_out, config)
     check_counts(config, len(train_questions), len(held_out))
@@ -109,8 +109,8 @@ def resume(state: State, saved: dict[str, Any], checkpoint: Path, config: TrainC
     """Put a checkpoint's state in. Raises InputError where it is not this run's."""
     if saved["questions"] != state.digest:  # ids may be line numbers, and the buffer goes by ids
         raise InputError(
-            f"the questions of {config.data or 'the toy'}, or the prompts that the chat template makes of them, are not "
-            f"those that run {config.run} was trained on; put them back, or start a new run"
+            f"the questions of {config.data or 'the toy'}, or the prompts that the chat template makes of them, are "
+            f"not those that run {config.run} was trained on; put them back, or start a new run"
         )
     try:
         state.load_state_dict(saved)
@@ -155,7 +155,8 @@ def load_demonstrations(config: TrainConfig, held_out: Sequence[Question]) -> li
 
 
 def encode_fitting(policy: Policy, questions: Sequence[Question], config: TrainConfig) -> list[Question]:
-    """The questions with their prompts as token ids, without those that are too long. Raises InputError if none is left."""
+    """The questions with their prompts as token ids, without those that are too long. Raises InputError if none is
+    left."""
     room = min(config.max_prompt_length, policy.context - config.max_response_length)
     if room < 1:
         raise InputError(
@@ -262,7 +263,8 @@ def warm_start_key(config: TrainConfig, device: torch.device) -> str:
 
 @contextmanager
 def warmup_bar(steps: int, stop: StopRequest) -> Iterator[Callable[[int, float], None]]:
-    """An `on_step` for `warm_up` with a progress bar. Raises Interrupted after the step in which `stop` was requested."""
+    """An `on_step` for `warm_up` with a progress bar. Raises Interrupted after the step in which `stop` was
+    requested."""
     with tqdm(total=steps, desc="warm-up", disable=not distributed.is_main()) as bar:
 
         def on_step(step: int, loss: float) -> None:
