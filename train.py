@@ -27,8 +27,9 @@ from nano_exgrpo.errors import InputError, Interrupted
 from nano_exgrpo.infra import distributed
 from nano_exgrpo.infra.memory import dry_run
 from nano_exgrpo.infra.metrics import Stopwatch, sample_rows, step_metrics
+from nano_exgrpo.infra.prepare import prepare
 from nano_exgrpo.infra.run_folder import explain_failure, sole_writer
-from nano_exgrpo.infra.session import Run, State, held_out_metrics, prepare
+from nano_exgrpo.infra.session import Run, State, held_out_metrics
 from nano_exgrpo.infra.stop import StopRequest
 from nano_exgrpo.loss import group_advantages, keep_difficulty
 from nano_exgrpo.replay import choose_trajectories

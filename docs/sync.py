@@ -6,7 +6,8 @@
 
 The text is plain Markdown with four kinds of marks:
 
-    <!-- quote FILE FUNCTION from "A" to "B" -->   the next code block is cut out of FUNCTION in FILE, from the line that
+    <!-- quote FILE FUNCTION from "A" to "B" -->   the next code block is cut out of FUNCTION in FILE, from the line
+    that
                                                    contains A to the next one that contains B; without `to` one line,
                                                    without both all of it but its docstring
     ```python run                                  the block is run, all of them in order in one namespace, and the

@@ -21,6 +21,7 @@ Read the files in the order of the method; of these, each knows only those above
     distributed  several devices
 
     the checker   a small compiler front end for mathematics; `checker` names its files in reading order
-    measuring     evaluate, generations (and where a reward is given); stats, benchmarks (`eval.py`); report (`study.py`);
+    measuring     evaluate, generations (and where a reward is given); stats, benchmarks (`eval.py`); report
+    (`study.py`);
                   htmlreport
 """

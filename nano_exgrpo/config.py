@@ -139,7 +139,8 @@ class TrainConfig:
     device: str = setting("auto", "auto (CUDA, then MPS, then CPU), or a torch device", group="memory and speed")
     dtype: str = setting(
         "auto",
-        "float32; bfloat16: products in bf16 on fp32 weights, but bf16 weights with adamw16 or LoRA; auto: bfloat16 on CUDA",
+        "float32; bfloat16: products in bf16 on fp32 weights, but bf16 weights with adamw16 or LoRA; auto: bfloat16 on "
+        "CUDA",
         choices="auto float32 bfloat16",
     )
     optimizer: str = setting(
@@ -209,17 +210,17 @@ PRESETS: dict[str, dict[str, Any]] = {
     "none": {},
     # A laptop's two cores: from nothing to a learned skill in two minutes.
     "toy": dict(TOY, questions_per_step=32, lr=3e-4, max_prompt_length=16, toy_skill_steps=800),
-    # A toy where replay pays (RESULTS.md): 98 of 100 questions are out of the policy's reach, and a failed group teaches
-    # nothing.
+    # A toy where replay pays (RESULTS.md): 98 of 100 questions are out of the policy's reach, and a failed group
+    # teaches nothing.
     "hard": dict(
         TOY, questions_per_step=16, lr=5e-5, max_prompt_length=24, toy_skill_steps=500, start_threshold=-1.0,
         out_of_reach=0.98,
     ),
     # SmolLM2-135M-Instruct on two CPU cores: it boxes nothing at first, and learns arithmetic in words in 15 minutes.
     "laptop": dict(
-        data="arithmetic", steps=40, questions_per_step=4, max_prompt_length=64, max_response_length=32, lr=1e-5,
+        data="arithmetic:easy", steps=30, questions_per_step=8, max_prompt_length=64, max_response_length=32, lr=5e-6,
         system_prompt="Box the answer.", start_threshold=-1.0, sampler="loop", train_batch_tokens=2048,
-        warmup_steps=8, warmup_lr=5e-5, held_out=100, eval_every=10, log_samples=4,
+        warmup_steps=8, warmup_lr=4e-5, held_out=100, eval_every=6, log_samples=4,
     ),
     # Qwen2.5-Math-1.5B, all weights, on one 24 GB card: estimated peak 17 GB, in the update (--dry-run). fp32 weights
     # with their gradients and moments would take 25 GB by themselves, hence bf16 with stochastic rounding.
@@ -228,15 +229,15 @@ PRESETS: dict[str, dict[str, Any]] = {
         train_batch_tokens=8192, gradient_checkpointing=True, save_every=20, max_per_question=8, optimizer="adamw16",
     ),
     # The same with LoRA on one 12 GB card: estimated peak 8 GB. Adapters take ten times the learning rates of all
-    # weights: those are the paper's for RL, and for the warm-up what Qwen2.5 itself was fine-tuned with (7e-6, cooled to a tenth
-    # of it; arXiv 2412.15115).
+    # weights: those are the paper's for RL, and for the warm-up what Qwen2.5 itself was fine-tuned with (7e-6, cooled
+    # to a tenth of it; arXiv 2412.15115).
     "12gb": dict(
         steps=200, questions_per_step=32, max_prompt_length=512, max_response_length=1024, rollout_batch=64,
         train_batch_tokens=4096, gradient_checkpointing=True, save_every=20, max_per_question=8, lora_rank=32,
         lr=1e-5, warmup_lr=7e-5,
     ),
-    # The released run (8 GPUs), as its code computes: for reference, and for those who have them. Its system message, which
-    # asks for a <think> section before the solution, is not here; give it with --system-prompt.
+    # The released run (8 GPUs), as its code computes: for reference, and for those who have them. Its system message,
+    # which asks for a <think> section before the solution, is not here; give it with --system-prompt.
     "paper": dict(
         data="Elliott/Openr1-Math-46k-8192", steps=700, questions_per_step=128, updates_per_step=2,
         max_prompt_length=1024, max_response_length=8192, entropy_coef=0.001, weight_decay=0.01,
@@ -245,7 +246,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-# What may change when a run goes on with --resume: how long, how often, where, with how much memory, or not at all. What
+# What may change when a run goes on with --resume: how long, how often, where, with how much memory, or not at all.
+# What
 # is learned, and from what, may not: the run's config.json has to stay true for all of its steps.
 MAY_CHANGE = frozenset(
     "steps eval_every save_every log_samples sampler device threads dtype rollout_batch train_batch_tokens "

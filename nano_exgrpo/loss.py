@@ -41,7 +41,7 @@ def group_advantages(rewards: Tensor, *, normalize_std: bool = False) -> Tensor:
     """
     if rewards.dim() != 2 or rewards.shape[1] < 2:
         raise ValueError(
-            f"rewards must be [groups, K] with K >= 2, got {tuple(rewards.shape)}: a group of one has no mean to differ from"
+            f"rewards must be [groups, K] with K >= 2, got {tuple(rewards.shape)}: one alone differs from no mean"
         )
     if not torch.isfinite(rewards).all():
         raise ValueError("every reward must be finite; the checker returned NaN or infinity")
@@ -64,7 +64,7 @@ def keep_difficulty(advantages: Tensor, rewards: Tensor, difficulty: str) -> Ten
     [[0.0, 0.0, 0.0, 0.0], [0.5, 0.5, -0.5, -0.5]]
     """
     share = (rewards == RIGHT).float().mean(1, keepdim=True)  # [G, 1]
-    kept = {"hard": share <= 0.25, "medium": (share > 0.25) & (share < 0.75), "easy": share >= 0.75}
+    kept = {"hard": (share > 0) & (share <= 0.25), "medium": (share > 0.25) & (share < 0.75), "easy": share >= 0.75}
     return advantages if difficulty == "all" else advantages.masked_fill(~kept[difficulty], 0.0)
 
 

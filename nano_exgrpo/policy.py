@@ -33,11 +33,11 @@ NEXT_QUESTION = "\nQuestion:"  # what a model that goes on with that template wr
 
 
 class Scores(NamedTuple):
-    """Of B trajectories, the longest of T tokens: log π_θ [B, T] in nats, entropies [B, T] in nats (None unless asked for),
-    mask [B, T], true on response tokens. fp32 (fp64 for an fp64 model), zero outside the mask."""
+    """Of B trajectories, the longest of T tokens: log π_θ [B, T] in nats, entropies [B, T] in nats (None unless asked
+    for), mask [B, T], true on response tokens. fp32 (fp64 for an fp64 model), zero outside the mask."""
 
     logprobs: Tensor
-    entropies: Tensor | None
+    entropies: Any
     mask: Tensor
 
 
@@ -139,9 +139,10 @@ def context_of(config: Any) -> int:
     """Most tokens that a model with this configuration can attend to; 2**20 where nothing limits them."""
     config = config.get_text_config(decoder=True)
     names = ("max_position_embeddings", "max_seq_len", "seq_length", "max_target_positions")
-    limits = [getattr(config, name, None) for name in names]
-    if config.model_type == "bloom":
-        limits.append(2048)  # what all published ones were trained on; few of them say so
+    # Sparse attention attends to all tokens up to index_topk of them. Beyond, padding has a say in which.
+    limits = [getattr(config, name, None) for name in (*names, "index_topk")]
+    if config.model_type == "bloom" and not any(limits):
+        limits.append(2048)  # what all published ones were trained on, whether or not they say so
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in (rope, *rope.values()):  # one for all layers, or one for each type of layer
         if isinstance(parameters, dict) and parameters.get("rope_type") == "longrope":
@@ -252,8 +253,8 @@ def say_once(sentence: str) -> None:
 
 
 def response_text(policy: Policy, response_ids: Sequence[int]) -> str:
-    """The response as the checker reads it, without special tokens. A base model, asked by the plain template, often goes
-    on to a question of its own invention, whose answer must not be graded: the text ends before it."""
+    """The response as the checker reads it, without special tokens. A base model, asked by the plain template, often
+    goes on to a question of its own invention, whose answer must not be graded: the text ends before it."""
     text = policy.tokenizer.decode(response_ids, skip_special_tokens=True)
     return text if getattr(policy.tokenizer, "chat_template", None) else text.split(NEXT_QUESTION)[0]
 
@@ -264,6 +265,6 @@ def encode_questions(policy: Policy, questions: Sequence[Question], system_promp
 
 
 def prompts_digest(prompts: Iterable[Tensor]) -> str:
-    """Names what the policy is really asked: the prompts' token ids [P]. It changes where the tokenizer, the template or
-    the system prompt does, and each day where a template writes the date."""
+    """Names what the policy is really asked: the prompts' token ids [P]. It changes where tokenizer, template or system
+    prompt do, and each day where a template writes the date."""
     return hashlib.sha256(repr([ids.tolist() for ids in prompts]).encode()).hexdigest()[:16]

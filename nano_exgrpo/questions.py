@@ -17,8 +17,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from nano_exgrpo.checker import extract_answer
 from nano_exgrpo.errors import InputError
 from nano_exgrpo.infra.files import read_jsonl
@@ -43,7 +41,7 @@ class Question:
     answer: str
     choices: tuple[str, ...] = ()
     source: str = ""
-    prompt_ids: Tensor | None = field(default=None, compare=False, repr=False)
+    prompt_ids: Any = field(default=None, compare=False, repr=False)  # Tensor [P]
 
     @property
     def letters(self) -> str:
@@ -120,7 +118,8 @@ HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?(:[\w.-]*){0,2}")
 
 
 def read_hub(name: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place, row) for every row of a hub data set "id", "id:configuration" or "id:configuration:split". Raises InputError."""
+    """(place, row) for every row of a hub data set "id", "id:configuration" or "id:configuration:split". Raises
+    InputError."""
     try:
         import datasets
     except ImportError:
@@ -188,7 +187,7 @@ def read_prompt(found: Any, place: str) -> str:
         found = users[-1] if users else found
     if isinstance(found, (list, tuple)):
         parts = [part.get("text") if isinstance(part, dict) else None for part in found]  # an image has no text
-        found = "\n".join(parts) if all(isinstance(part, str) for part in parts) else None
+        found = "\n".join(map(str, parts)) if all(isinstance(part, str) for part in parts) else None
     if not isinstance(found, str) or not found.strip():
         raise InputError(f"{place} must be non-empty text, or chat messages with nothing but text from the user")
     return found.strip()

@@ -103,7 +103,8 @@ class ReplayBuffer:
 
         A replayed trajectory counts among the group's successes, as it does in the group's mean reward.
         All K succeed: the question is retired and forgotten. 1..K−1 succeed: k becomes its bucket, and every new
-        fresh success is stored, identical token sequences once.
+        fresh success is stored, identical token sequences once. Log-probabilities that are not finite are never stored:
+        each replay of them would spoil another batch.
         All K succeed, but may_retire is False: K becomes the bucket of what is stored, to which nothing is added,
         for trajectories that taught nothing have no log-probabilities.
         None succeeds: what is stored stays as it is, and so does the bucket.
@@ -121,7 +122,7 @@ class ReplayBuffer:
         seen = {tuple(t.response_ids.tolist()) for t in known}
         for trajectory in successes:
             key = tuple(trajectory.response_ids.tolist())
-            if trajectory.logprobs is not None and key not in seen:
+            if trajectory.logprobs is not None and trajectory.logprobs.isfinite().all() and key not in seen:
                 seen.add(key)
                 known.append(trajectory)
         if self.max_per_question:
@@ -133,7 +134,8 @@ class ReplayBuffer:
     # ------------------------------------------------------------------------ save and load
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain containers and tensors only: what `torch.load(weights_only=True)` reads back. Questions by their ids."""
+        """Plain containers and tensors only: what `torch.load(weights_only=True)` reads back. Questions by their
+        ids."""
         return {
             "stored": {id: [plain(t) for t in trajectories] for id, trajectories in self.stored.items()},
             "bucket": dict(self.bucket),

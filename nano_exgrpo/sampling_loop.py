@@ -38,7 +38,7 @@ def decode(policy: Policy, prompts: list[Tensor], top_p: float, max_new_tokens: 
         logits = project(output.last_hidden_state[:, -1])  # [G, V]
         logits = logits[prompt_of]  # [B, V]
         name = "cache" if hasattr(output, "cache") else "past_key_values"  # transformers renamed it in 5.24
-        cache = getattr(output, name, None)
+        cache: Any = getattr(output, name, None)
         require_keys_and_values(cache, model.config.model_type)
         cache.batch_select_indices(prompt_of)
         attention = attention[prompt_of]  # [B, P]
@@ -71,8 +71,9 @@ def require_keys_and_values(cache: Any, kind: str) -> None:
     """Raises InputError for a cache from which rows cannot be chosen: that of a state-space layer, say."""
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-    layers = getattr(cache, "layers", [cache])
-    if any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
+    layers = getattr(cache, "layers", [])
+    plain = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
+    if not plain or not hasattr(cache, "batch_select_indices"):
         raise InputError(f"model type {kind} keeps more than keys and values; use --sampler generate")
 
 

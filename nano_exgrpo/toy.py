@@ -83,7 +83,7 @@ def build_tokenizer() -> Any:
         merges=[],
         pad_token="<|pad|>",
         eos_token="<|end|>",
-        unk_token=None,
+        unk_token=None,  # type: ignore[arg-type]
         additional_special_tokens=["<|user|>", "<|assistant|>"],
     )
     words = [" \\boxed{", " }", " +"] + [f" {n}" for n in range(LARGEST_NUMBER + 1)]
@@ -114,7 +114,8 @@ def build_policy(*, seed: int, device: torch.device | str = "cpu", hidden: int =
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(config)
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
-    return make_policy(model.to(device), tokenizer)
+    model.to(device)  # type: ignore[arg-type]
+    return make_policy(model, tokenizer)
 
 
 def demonstrations(questions: Sequence[Question], *, reasoning: float, seed: int) -> list[tuple[Question, str]]:
@@ -147,8 +148,8 @@ class Phase(NamedTuple):
 def warm_start(
     held_out: Sequence[Question], *, skill_steps: int, steps: int, lr: float, reasoning: float, seed: int
 ) -> list[Phase]:
-    """First the skill, from reasoning alone; then the bad habit, from demonstrations that mostly guess. The sums are all
-    there are but the held-out ones."""
+    """First the skill, from reasoning alone; then the bad habit, from demonstrations that mostly guess. The sums are
+    all there are but the held-out ones."""
     kept = {question.prompt for question in held_out}
     every = sum_questions(possible_sums(FEWEST_TERMS, MOST_TERMS), seed=seed)
     shown = [question for question in every if question.prompt not in kept]

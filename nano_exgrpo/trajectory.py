@@ -17,7 +17,8 @@ RIGHT = 1.0  # the reward of a right response; a custom reward may give less, fo
 
 @dataclass
 class Trajectory:
-    """A response is written to in three places only: its reward, its log-probabilities, and the mark that it is replayed.
+    """A response is written to in three places only: its reward, its log-probabilities, and the mark that it is
+    replayed.
 
     question: q, with its prompt as token ids. response_ids [T]: token ids on the CPU; the EOS that ends a response is
         its last token. text: the response without special tokens, as the checker reads it.
@@ -39,9 +40,7 @@ class Trajectory:
     @property
     def prompt_ids(self) -> Tensor:
         """Token ids of the prompt [P]."""
-        ids = self.question.prompt_ids
-        assert ids is not None, "a question is asked only after policy.encode_questions"
-        return ids
+        return self.question.prompt_ids
 
     @property
     def length(self) -> int:

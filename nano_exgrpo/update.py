@@ -62,16 +62,19 @@ def update_policy(
             continue
         denominator = config.max_response_length * (whole["groups"] * config.group_size if config.normalize_rows else 1)
         optimizer.zero_grad(set_to_none=True)
+        loss_value = 0.0
         for batch in policy.batches([t for t, _ in rows]):
             loss, sums = batch_loss(policy, [rows[i] for i in batch], config, denominator, clip_range)
             if config.entropy_coef:  # left out where it is 0, so that nothing is derived from the entropies
                 loss = loss - config.entropy_coef * sums["entropy"] / whole["tokens"]
             loss.backward()
+            loss_value += loss.item()
             for name, value in sums.items():
                 totals[name] += value.item()
         distributed.sum_gradients(policy.model.parameters())
         norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), GRAD_CLIP).item()
-        if math.isfinite(norm):
+        # The loss of a NaN has a gradient of 0 where `clamp` stops it: a finite norm alone proves nothing.
+        if math.isfinite(norm) and math.isfinite(distributed.total({"loss": loss_value})["loss"]):
             optimizer.step()
             grad_norms.append(norm)
         else:
@@ -111,7 +114,7 @@ def batch_loss(
     trajectories = [t for t, _ in rows]
     scores = policy.score(trajectories)  # [B, T] each
     keep_behavior_logprobs(trajectories, scores.logprobs)
-    behavior = pad_sequence([t.logprobs for t in trajectories], batch_first=True)  # [B, T]
+    behavior = pad_sequence([torch.as_tensor(t.logprobs) for t in trajectories], batch_first=True)  # [B, T]
     loss, sums = exgrpo_loss(
         scores.logprobs,
         behavior.to(policy.device),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 
@@ -52,7 +53,9 @@ def warm_up(
             loss = -logprobs.sum() / tokens
             loss.backward()
             total += loss.item()
-        torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
+        norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
+        if not torch.isfinite(norm):
+            raise InputError("the warm-up's gradient is NaN or infinite; lower --warmup-lr or use float32")
         for group, peak in zip(optimizer.param_groups, peaks):
             group["lr"] = peak * rate(step, steps)
         optimizer.step()
@@ -72,7 +75,8 @@ def rate(step: int, steps: int) -> float:
 def encode_demonstrations(
     policy: Policy, pairs: Sequence[tuple[Question, str]], system_prompt: str
 ) -> list[Trajectory]:
-    """Demonstrations as the policy will meet them: the prompt of a rollout, the response with the token that ends it."""
+    """Demonstrations as the policy will meet them: the prompt of a rollout, the response with the token that ends
+    it."""
     end = [end_of_turn(policy.tokenizer)]
     questions = encode_questions(policy, [question for question, _ in pairs], system_prompt)
     return [
@@ -88,7 +92,7 @@ def encode_demonstrations(
 def read_demonstrations(path: str) -> list[tuple[Question, str]]:
     """(question, response) pairs of a JSONL file. Raises InputError where there are none or one lacks a field."""
     pairs = []
-    for where, row in read_jsonl(path):
+    for where, row in read_jsonl(Path(path)):
         if not isinstance(row.get("question"), str) or not isinstance(row.get("response"), str):
             raise InputError(f"{where} needs the text fields 'question' and 'response'")
         pairs.append((Question(where, row["question"], ""), row["response"]))

@@ -1,10 +1,11 @@
-"""What several test files share: tiny real models, runs of milliseconds, and folders outside the project that may be absent."""
+"""What several test files share: tiny real models, runs of milliseconds, and folders outside the project."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,18 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 import torch
 
+import train
 from nano_exgrpo import toy
 from nano_exgrpo.config import TrainConfig, resolve
-from nano_exgrpo.infra import session
+from nano_exgrpo.infra import prepare, session
 from nano_exgrpo.infra.run_folder import read_lines
+from nano_exgrpo.infra.session import State
 from nano_exgrpo.policy import Policy, make_policy
 from nano_exgrpo.questions import Question
 from nano_exgrpo.trajectory import Trajectory
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
-GOLDEN = SHARED / "golden" / "loss_handed.json"
 QWEN_TOKENIZER = SHARED / "tokenizers" / "qwen2.5-math"
 
 torch.set_num_threads(1)  # the models here are so small that a second thread costs more than it gives
@@ -103,7 +105,7 @@ def give_hidden_defaults(policy):
 
 @pytest.fixture
 def mac(monkeypatch):
-    """A Mac's generator of random numbers in its place, seeded by torch.manual_seed as there; draws with `mac.draw()`."""
+    """A Mac's generator of random numbers, seeded by torch.manual_seed as there; draws with `mac.draw()`."""
 
     class Metal:
         generator = torch.Generator()
@@ -125,7 +127,7 @@ def tiny_config(folder: Path, **changes: Any) -> TrainConfig:
     """A run of milliseconds a step on an untrained policy."""
     given = dict(
         run=str(folder / "run"), steps=4, questions_per_step=4, group_size=4, max_response_length=6, warmup_steps=0,
-        toy_questions=24, held_out=5, eval_every=0, log_samples=0, threads=0, device="cpu", max_prompt_length=32,
+        toy_questions=24, toy_skill_steps=0, held_out=5, eval_every=0, log_samples=0, threads=0, device="cpu", max_prompt_length=32,
     )  # fmt: skip
     return resolve({**given, **changes})
 
@@ -134,7 +136,23 @@ def tiny_config(folder: Path, **changes: Any) -> TrainConfig:
 def tiny(monkeypatch):
     """A checker that a random policy satisfies about half of the time; and no time spent on plots."""
     monkeypatch.setattr(session, "plot_curves", lambda *args: None)
-    monkeypatch.setattr(session, "reward_of", lambda t: coin(t.text, t.question.answer))
+    monkeypatch.setattr(prepare, "reward_of", lambda t: coin(t.text, t.question.answer))
+
+
+def in_step(monkeypatch: pytest.MonkeyPatch, number: int, action: Callable[[State], Any]) -> None:
+    """Let something happen in step `number` of train.py's loop."""
+    original = train.train_step
+
+    def step(state: State, config: TrainConfig) -> Any:
+        if state.step + 1 == number:
+            action(state)
+        return original(state, config)
+
+    monkeypatch.setattr(train, "train_step", step)
+
+
+def files_of(folder: Path | str) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
 
 
 def coin(text: str, gold: str) -> float:

@@ -16,7 +16,7 @@ from nano_exgrpo.checker import reward
 from nano_exgrpo.config import PRESETS, resolve
 from nano_exgrpo.errors import InputError
 from nano_exgrpo.infra.checkpoint import save_model
-from nano_exgrpo.infra.session import check_early, load_data, load_demonstrations
+from nano_exgrpo.infra.prepare import check_early, load_data, load_demonstrations
 from nano_exgrpo.policy import make_policy
 from nano_exgrpo.warmup import BATCH
 from train import train
@@ -144,7 +144,7 @@ def test_the_preset_runs_with_a_tiny_model_in_place_of_the_real_one(tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.skipif(not SMOLLM2, reason="SMOLLM2 names no folder of docs/smollm2.py")
 def test_five_steps_of_the_real_model(tmp_path: Path) -> None:
-    config = laptop(tmp_path, model=SMOLLM2, device="cpu", steps=5, held_out=40)
+    config = laptop(tmp_path, model=SMOLLM2, device="cpu", steps=5, questions_per_step=2, held_out=40)
     train(config)
     rows = metrics(config)
     assert len(rows) == 6 and not any(row["skipped_updates"] for row in rows[1:])

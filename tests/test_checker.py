@@ -605,7 +605,7 @@ HOSTILE = [
     "x(" * 1900,
     "x(1+" * 28 + "x" + ")" * 28,
     "a" * 3999,
-    ",".join(r"\sqrt{%d}" % n for n in range(300)),
+    ",".join(rf"\sqrt{{{n}}}" for n in range(300)),
     r"[0,1]\cup" * 400 + "[2,3]",
     "1=" * 700 + "1",
     r"\pm1" * 10,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import signal
 
 import pytest
 
 from nano_exgrpo.errors import InputError
 from nano_exgrpo.infra import files
-from nano_exgrpo.infra.files import append_lines, read_json, read_jsonl, write_text
+from nano_exgrpo.infra.files import Unwritable, append_lines, read_json, read_jsonl, write_text
 
 
 def test_a_file_is_written_whole_or_not_at_all_and_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -18,8 +19,9 @@ def test_a_file_is_written_whole_or_not_at_all_and_leaves_nothing_behind(tmp_pat
     for name, error in (("fsync", OSError(errno.ENOSPC, "full")), ("replace", KeyboardInterrupt())):
         with monkeypatch.context() as patch:
             patch.setattr(files.os, name, lambda *args, error=error: (_ for _ in ()).throw(error))
-            with pytest.raises(type(error)):
+            with pytest.raises(type(error)) as caught:
                 write_text(tmp_path / "f", "new")
+        assert name == "replace" or str(caught.value) == f"{tmp_path / 'f'} cannot be written (full)"
         assert (tmp_path / "f").read_text() == "old" and os.listdir(tmp_path) == ["f"]
 
 
@@ -43,7 +45,7 @@ def test_rows_are_added_all_or_none(tmp_path, monkeypatch):
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limit[1]))
-        with pytest.raises(OSError):
+        with pytest.raises(Unwritable, match="rows.jsonl cannot be written .File too large"):
             append_lines(path, [{"step": 2, "text": "x" * 10_000}])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
@@ -69,6 +71,18 @@ def test_a_torn_last_line_is_left_out_where_it_may_be(tmp_path):
     assert [row for _, row in read_jsonl(path, torn_end=True)] == [{"a": 1}]
     with pytest.raises(InputError, match="line 2"):
         list(read_jsonl(path))
+
+
+@pytest.mark.parametrize("name", ["file/deeper/f", "n" * 300, "/proc/f", "a\0b"])
+def test_what_cannot_be_written_is_one_sentence(tmp_path, name):
+    (tmp_path / "file").touch()
+    for write in (lambda path: write_text(path, "x"), lambda path: append_lines(path, [{}])):
+        with pytest.raises(Unwritable, match="cannot be written") as error:
+            write(tmp_path / name)
+        again = pickle.loads(pickle.dumps(error.value))  # as from a worker of study.py
+        assert str(again) == str(error.value) and again.strerror == error.value.strerror
+        assert isinstance(error.value, InputError) and isinstance(error.value, OSError)  # known to both handlers
+    assert os.listdir(tmp_path) == ["file"]
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

@@ -16,10 +16,9 @@ from nano_exgrpo.questions import (
     load_questions,
     mislabel,
     multiple_choice_prompt,
-    put_out_of_reach,
     split_held_out,
-    sum_questions,
 )
+from nano_exgrpo.toy import put_out_of_reach, sum_questions
 
 
 def write(tmp_path, *rows) -> str:
@@ -32,22 +31,20 @@ def write(tmp_path, *rows) -> str:
 
 
 def test_sums_are_different_right_and_reproducible():
-    questions = sum_questions(500, seed=3, terms=(2, 4))
+    questions = sum_questions(500, seed=3, fewest=2, most=4)
     assert len({q.prompt for q in questions}) == len({q.id for q in questions}) == 500
     for q in questions:
         numbers = [int(n) for n in q.prompt.split(" + ")]
-        assert 2 <= len(numbers) <= 4 and all(1 <= n <= 9 for n in numbers) and str(sum(numbers)) == q.answer
-    assert questions == sum_questions(500, seed=3, terms=(2, 4)) != sum_questions(500, seed=4, terms=(2, 4))
+        assert 2 <= len(numbers) <= 4 and all(1 <= n <= 5 for n in numbers) and str(sum(numbers)) == q.answer
+    again, other = (sum_questions(500, seed=seed, fewest=2, most=4) for seed in (3, 4))
+    assert questions == again != other
     assert {len(q.prompt.split(" + ")) for q in questions} == {2, 3, 4}
 
 
 def test_all_sums_there_are_and_not_one_more():
-    assert len(sum_questions(81 + 9, seed=0, terms=(1, 2))) == 90
-    with pytest.raises(InputError, match="only 90 different sums"):
-        sum_questions(91, seed=0, terms=(1, 2))
-    for terms in ((3, 2), (0, 2)):
-        with pytest.raises(InputError, match="fewest terms"):
-            sum_questions(1, seed=0, terms=terms)
+    assert len(sum_questions(25 + 5, seed=0, fewest=1, most=2)) == 30
+    with pytest.raises(InputError, match="only 30 different sums"):
+        sum_questions(31, seed=0, fewest=1, most=2)
 
 
 # --------------------------------------------------------------------------------------- layouts
@@ -142,7 +139,7 @@ def test_hub_data_sets_go_through_datasets(monkeypatch):
         return [{"question": "q", "answer": "solution #### 4"}]
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    assert load_questions("openai/gsm8k:main", split="test")[0].answer == "4"
+    assert load_questions("openai/gsm8k:main:test")[0].answer == "4"
     load_questions("Elliott/Openr1-Math-46k-8192")
     assert calls == [("openai/gsm8k", "main", "test"), ("Elliott/Openr1-Math-46k-8192", None, "train")]
 
@@ -314,7 +311,7 @@ def test_sampler_resumes_in_the_middle_of_an_epoch():
 
 
 def test_mislabelled_questions_get_another_ones_answer():
-    questions = sum_questions(400, seed=0, terms=(3, 4))
+    questions = sum_questions(400, seed=0, fewest=3, most=4)
     noisy = mislabel(questions, 0.25, seed=5)
     wrong = [(a, b) for a, b in zip(questions, noisy, strict=True) if a != b]
     assert len(wrong) == 100 and all(a.id == b.id and a.prompt == b.prompt and a.answer != b.answer for a, b in wrong)
@@ -329,21 +326,21 @@ def test_mislabelled_questions_get_another_ones_answer():
 def test_label_noise_is_spread_over_the_order_in_which_questions_are_drawn():
     """With one seed for both, a shuffle and a sample from the same stream put every wrong answer first."""
     for seed in range(5):
-        noisy = mislabel(sum_questions(1000, seed=seed, terms=(3, 5)), 0.5, seed=seed)
+        noisy = mislabel(sum_questions(1000, seed=seed), 0.5, seed=seed)
         first = QuestionSampler(noisy, seed=seed).draw(300)
         assert 100 < sum(q.source.endswith("mislabelled") for q in first) < 200  # 150 expected, 5 deviations
 
 
 def test_questions_out_of_reach_replace_a_share_and_leave_the_rest() -> None:
-    questions = sum_questions(400, seed=1, terms=(3, 5), largest=5)
-    mixed = put_out_of_reach(questions, 0.9, seed=1, terms=10, largest=5)
+    questions = sum_questions(400, seed=1)
+    mixed = put_out_of_reach(questions, 0.9, seed=1)
     hard = [q for q in mixed if q.source == "out of reach"]
     assert len(mixed) == 400 and len(hard) == 360 == len({q.id for q in hard})
     assert [b for a, b in zip(questions, mixed) if b in questions] == [a for a, b in zip(questions, mixed) if a == b]
     for question in hard:
         terms = [int(word) for word in question.prompt.split(" + ")]
         assert len(terms) == 10 and sum(terms) == int(question.answer)
-    assert put_out_of_reach(questions, 0.0, seed=1, terms=10, largest=5) == questions
+    assert put_out_of_reach(questions, 0.0, seed=1) == questions
     # Spread evenly over the order of drawing, as in mislabel: not just the first ones drawn.
     first = QuestionSampler(mixed, seed=1).draw(100)
     assert 80 < sum(q.source == "out of reach" for q in first) < 98  # 90 expected, 3 deviations

@@ -15,7 +15,7 @@ from nano_exgrpo import update as update_module
 from nano_exgrpo.infra import distributed
 from nano_exgrpo.infra.files import append_lines
 from nano_exgrpo.infra.loading import load_policy
-from nano_exgrpo.infra.session import load_data
+from nano_exgrpo.infra.prepare import load_data
 
 
 def refuse(capsys: Any, *flags: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-from nano_exgrpo.config import MAY_CHANGE, TrainConfig, resolve, to_dict
+from nano_exgrpo.config import MAY_CHANGE, TrainConfig, resolve
 from nano_exgrpo.errors import InputError
 from nano_exgrpo.policy import Policy
 
@@ -73,7 +73,14 @@ def test_every_section_has_an_exercise_with_an_answer_that_was_run() -> None:
 
 
 def test_every_flag_in_the_text_exists() -> None:
-    names = {field.name for field in dataclasses.fields(TrainConfig)} | {"help", "check", "nproc_per_node", "arms"}
+    names = {field.name for field in dataclasses.fields(TrainConfig)} | {
+        "help",
+        "dry_run",
+        "card",
+        "check",
+        "nproc_per_node",
+        "arms",
+    }
     flags = set(
         re.findall(r"(?<![\w-])--([a-z][a-z-]+)", re.sub(r"<!--.*?-->|<!--=.*?-->", "", text(), flags=re.DOTALL))
     )
@@ -201,7 +208,7 @@ def test_what_is_kept_of_a_run(tmp_path: Path) -> None:
 
 
 def test_entropy_over_padding_is_another_choice(policy: Policy) -> None:
-    """Three questions with two successes each on an untrained policy; the counts are what the function says they are."""
+    """Three questions with two successes each on an untrained policy; the counts are what the function says."""
     samples = [
         {**toy_sample(1, question, response, 1, 0.5), "truncated": False}
         for question in ("1-2", "2-1", "1-1")
@@ -214,9 +221,9 @@ def test_entropy_over_padding_is_another_choice(policy: Policy) -> None:
 
 
 def test_the_recorded_run_is_one_of_the_default_toy() -> None:
-    """Else the text would show curves that `python train.py` does not give: record it anew (see the text's last section)."""
+    """Else the text shows curves that `python train.py` does not give: record it anew (see the text's last section)."""
     recorded = json.loads((ROOT / "docs" / "run.json").read_text(encoding="utf-8"))["settings"]
-    default = to_dict(resolve({"log_samples": -1}))
+    default = dataclasses.asdict(resolve({"log_samples": -1}))
     watched = [name for name in default if name not in ("run", "resume", "overwrite", *MAY_CHANGE)] + ["steps"]
     changed = {name: (recorded.get(name, default[name]), default[name]) for name in watched}
     assert {name: pair for name, pair in changed.items() if pair[0] != pair[1]} == {}

@@ -35,7 +35,7 @@ _SENTENCE_END = re.compile(r"\.(?: |$)|, (?=[a-zA-Z])|; | (?:because|since|so) "
 _MATH = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _MORE_MATH = re.compile(r" ?(?:,|and|or|, and) ?(?:\$|\\\()")
 _FONT = re.compile(r"\\(?:text|math|rm|bf|boxed|fbox)[a-z]*|[{$*_]")
-_SPACE = re.compile(r"(?:[\s}]|\\(?:[ ,;:!]|q?quad\b))+")
+_SPACE = re.compile(r"[\s}]|\\(?:[ ,;:!]|q?quad\b)")
 _LETTER = re.compile(
     r"(?i:the )?(?i:final |correct |right |best )?(?i:(?:answer|option|choice)\b(?: is)? ?:? ?)?"
     r"(?i:option |choice |letter )?"
@@ -65,8 +65,8 @@ def extract_answer(response: str) -> str | None:
 def extract_choice(response: str, letters: str = "ABCDEFGHIJ", options: tuple[str, ...] = ()) -> str | None:
     """The letter of a multiple-choice answer, or None: boxed, or in a closing statement such as "the answer is (B)".
 
-    An answer that is the full text of just one option is that option. Where a letter is another option's text, or
-    stands before another option's text, it is no answer.
+    An answer that is the full text of just one option is that option, unless it is a letter, which the prompt asks for.
+    A letter that stands before another option's text is no answer.
 
     Args:
         response: the whole response.
@@ -180,7 +180,7 @@ def _choice(text: str, letters: str, options: tuple[str, ...]) -> str | None:
     letter, content = _leading_letter(plain, letters)
     if named := _named(plain, letters, options):
         written = letter is not None and not content and letter in plain  # C, where another option's text is "C"
-        return None if written and letter != named else named
+        return letter if written else named  # the letter is what the prompt asks for
     return None if content and _named(content, letters, options) not in (None, letter) else letter
 
 
@@ -193,13 +193,8 @@ def _leading_letter(plain: str, letters: str) -> tuple[str | None, str]:
     if letter not in letters and not content:
         letter = letter.upper()
     second = _SECOND_LETTER.match(content)
-    if (
-        letter not in letters
-        or second
-        and set(second[1]) <= set(letters)
-        or found["open"]
-        and _LISTED_LETTER.search(content)
-    ):
+    listed = second and set(second[1]) <= set(letters) or found["open"] and _LISTED_LETTER.search(content)
+    if listed or letter not in letters:
         return None, ""
     return letter, content
 
@@ -245,18 +240,24 @@ def answer_reward(answer: str | None, gold: str) -> float:
 
 def explain(gold: str, response: str) -> str:
     """How the verdict on a response comes about, stage by stage, for people to read."""
+    from nano_exgrpo.checker.lexer import MAX_CHARS, tokenize
     from nano_exgrpo.checker.parser import ParseError, parse, parse_latex
     from nano_exgrpo.checker.tree import drawn
     from nano_exgrpo.checker.verdict import compare
 
+    def tokens(text: str) -> str:
+        return " ".join(token.text for token in tokenize(text[:MAX_CHARS])[:-1])
+
+    stages = {"tokens": tokens, "tree": lambda text: drawn(parse(text)), "in sympy": parse_latex}
     answer = extract_answer(response)
     lines = [f"extracted   {answer!r}"]
     for name, text in (("gold", gold), ("answer", answer)) if answer is not None else ():
-        for stage, form in ((name, lambda text: drawn(parse(text))), ("  in sympy", parse_latex)):
+        lines.append(f"{name:<12}{text}")
+        for stage, form in stages.items():
             try:
-                lines.append(f"{stage:<12}{form(text)}")
+                lines.append(f"  {stage:<10}{form(text)}")
             except ParseError as error:
-                lines.append(f"{stage:<12}none ({error})")
+                lines.append(f"  {stage:<10}none ({error})")
     if answer is not None:
         lines.append(f"why         {compare(gold, answer)[1]}")
     return "\n".join([*lines, f"reward      {answer_reward(answer, gold)}"])

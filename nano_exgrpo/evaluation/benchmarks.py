@@ -13,7 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nano_exgrpo.errors import InputError
-from nano_exgrpo.questions import Layout, Question, read_questions, sum_questions
+from nano_exgrpo.questions import Layout, Question, read_questions
+from nano_exgrpo.toy import sum_questions
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@ and 2 more steps equal 4 steps bit for bit (on a CPU; GPU kernels may sum in ano
 
     runs/<name>/checkpoints/step-000040/
         model/      weights, configuration and tokenizer, as `from_pretrained` reads them; with LoRA, the frozen ones
-        state.pt    step, optimiser, LoRA adapters, data order, replay buffer, random states: plain containers and tensors
+        state.pt    step, optimiser, LoRA adapters, data order, replay buffer, random states
         state-1.pt  … the same of every further process
 """
 
@@ -58,8 +58,8 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
 
 
 def save_model(policy: Policy, folder: Path) -> None:
-    """Weights (safetensors; LoRA adapters merged into them) and tokenizer: a folder that `from_pretrained`, `--model` and
-    eval.py load."""
+    """Weights (safetensors; LoRA adapters merged into them) and tokenizer: a folder that `from_pretrained`, `--model`
+    and eval.py load."""
     write_folder(folder, lambda target: write_model(policy, target, merge=True))
 
 
@@ -124,8 +124,8 @@ def load_state(run: Path, steps: int) -> tuple[Path, dict[str, Any]]:
     saved = 1 + len(list(checkpoints[-1].glob("state-*.pt")))
     if saved != distributed.world_size():
         raise InputError(
-            f"checkpoint {checkpoints[-1]} was saved by {saved} processes, each with its own questions, buffer and part of "
-            f"the optimiser, so resume it with torchrun --nproc-per-node {saved}"
+            f"checkpoint {checkpoints[-1]} was saved by {saved} processes, each with its own questions, buffer and "
+            f"part of the optimiser, so resume it with torchrun --nproc-per-node {saved}"
             if saved > 1
             else f"checkpoint {checkpoints[-1]} was saved by one process; resume it without torchrun"
         )
@@ -135,7 +135,8 @@ def load_state(run: Path, steps: int) -> tuple[Path, dict[str, Any]]:
         state["random"], state["questions"]  # another file under its name would fail later, less clearly
     except Exception as error:  # truncated zip, wrong type, refused pickle: each raises its own kind
         raise InputError(
-            f"checkpoint {checkpoints[-1]} is damaged ({type(error).__name__}); delete that folder to resume from the one before"
+            f"checkpoint {checkpoints[-1]} is damaged ({type(error).__name__}); delete that folder to resume from "
+            f"the one before"
         ) from None
     if step > steps:
         raise InputError(f"run {run} is already at step {step}; to go on, raise --steps above that")
@@ -143,8 +144,9 @@ def load_state(run: Path, steps: int) -> tuple[Path, dict[str, Any]]:
 
 
 def random_state() -> dict[str, Any]:
-    """torch's generators on the CPU and on every GPU, a Mac's included; the others are in the sampler's and the buffer's state."""
-    state = {"cpu": torch.get_rng_state()}
+    """torch's generators on the CPU and on every GPU, a Mac's included; the others are in the sampler's and the
+    buffer's state."""
+    state: dict[str, Any] = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
     if torch.backends.mps.is_available():

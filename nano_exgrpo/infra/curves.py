@@ -32,7 +32,7 @@ def plot_curves(runs: dict[str, Path], target: Path) -> bool:
     figure, axes = pyplot.subplots(2, 3, figsize=(12, 6), constrained_layout=True)
     for label, folder in runs.items():
         rows = read_lines(folder / "metrics.jsonl")
-        for axis, (key, title) in zip(axes.flat, PANELS):
+        for axis, (key, _) in zip(axes.flat, PANELS):
             points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
             if not points:
                 continue

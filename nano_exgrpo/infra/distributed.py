@@ -1,7 +1,8 @@
 """Several devices: data parallelism over processes that torchrun starts. With one process everything here does nothing.
 
     torchrun --nproc-per-node 8 -- train.py --model Qwen2.5-Math-1.5B
-    torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400 -- train.py ...   (on each node)
+    torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400 -- train.py ...   (on each
+    node)
 
 (Without the lone -- torchrun takes train.py's --run for an abbreviation of an option of its own.)
 
@@ -69,8 +70,9 @@ def start(device: str) -> None:
 
 
 def lost_another(error: BaseException) -> bool:
-    """Whether an error says that another process has ended, and no more than that: NCCL's have a type of their own, gloo's
-    are plain RuntimeErrors that name its file ("…/gloo/transport/tcp/pair.cc:553] Connection closed by peer")."""
+    """Whether an error says that another process has ended, and no more than that: NCCL's have a type of their own,
+    gloo's are plain RuntimeErrors that name its file ("…/gloo/transport/tcp/pair.cc:553] Connection closed by
+    peer")."""
     return world_size() > 1 and (isinstance(error, dist.DistError) or "gloo/transport" in str(error))
 
 

@@ -9,32 +9,59 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from nano_exgrpo.errors import InputError
 
 
+class Unwritable(InputError, OSError):
+    """A file or folder of ours cannot be written: a full or read-only disk, a folder that is gone. One sentence, as of
+    every InputError; an OSError as well, for those who know what to do about it."""
+
+    def __init__(self, path: Path, error: OSError | ValueError) -> None:
+        self.errno, self.filename = getattr(error, "errno", None), str(path)
+        self.strerror = getattr(error, "strerror", None) or str(error)
+
+    def __reduce__(self) -> Any:  # a worker process sends it to its parent
+        return Unwritable, (self.filename, OSError(self.errno, self.strerror))
+
+    def __str__(self) -> str:
+        return f"{self.filename[:300]} cannot be written ({self.strerror})"
+
+
+@contextmanager
+def written(path: Path) -> Iterator[None]:
+    """What is done inside writes `path`: an OSError is explained as that."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero in it
+        raise Unwritable(path, error) from None
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all, and onto the disk: a power cut leaves the old file or the new one.
 
-    Raises OSError where the disk is full or the folder is read-only; the old file then stays."""
+    Makes its folder. Raises Unwritable where the disk is full or read-only; the old file then stays."""
     write_whole(path, text.encode("utf-8"))
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """`write_text` for bytes."""
     temporary = path.with_name(f".{path.name[:200]}.{os.getpid()}.tmp")  # a name has at most 255 bytes
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    flush(path.parent)
+    with written(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            with suppress(OSError, ValueError):
+                temporary.unlink(missing_ok=True)
+        flush(path.parent)
 
 
 def flush(path: Path) -> None:
@@ -48,11 +75,12 @@ def flush(path: Path) -> None:
 
 
 def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Add rows to a JSONL file, all or none. Raises OSError where the disk is full."""
-    with path.open("a", encoding="utf-8") as file:
+    """Add rows to a JSONL file, all or none. Raises Unwritable where the disk is full."""
+    text = "".join(to_json(row) + "\n" for row in rows)
+    with written(path), path.open("a", encoding="utf-8") as file:
         end = file.tell()
         try:
-            file.write("".join(to_json(row) + "\n" for row in rows))
+            file.write(text)
             file.flush()
         except OSError:
             with suppress(OSError):
@@ -94,7 +122,7 @@ def read_jsonl(path: Path, *, torn_end: bool = False) -> Iterator[tuple[str, dic
     """(place, object) of every line that is not blank; place reads "FILE line N".
 
     torn_end: leave out a last line that is no JSON, as a power cut in the middle of `append_lines` leaves one.
-    Raises InputError where the file cannot be read as text or a line is no JSON object; first it gives the rows before."""
+    Raises InputError where the file cannot be read as text or a line is no JSON object, after the rows before it."""
     lines = read_file(path).split("\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -109,6 +137,11 @@ def read_jsonl(path: Path, *, torn_end: bool = False) -> Iterator[tuple[str, dic
         if not isinstance(row, dict):
             raise InputError(f"{where} is not a JSON object; the file must hold one JSON object a line")
         yield where, row
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file that `append_lines` wrote, a torn last one left out. Raises InputError."""
+    return [row for _, row in read_jsonl(path, torn_end=True)]
 
 
 def read_file(path: Path) -> str:

@@ -32,7 +32,8 @@ CUDA_OVERHEAD = 1.0e9  # bytes: context, cuBLAS workspaces, fragmentation; an al
 @dataclass
 class ModelShape:
     """weights: all of them, tied ones once. linear: those of linear layers outside the projection. vocabulary V,
-    hidden H, intermediate, layers; query and kv: heads times head dimension. context: most tokens of prompt and response."""
+    hidden H, intermediate, layers; query and kv: heads times head dimension. context: most tokens of prompt and
+    response."""
 
     weights: int
     linear: int
@@ -164,7 +165,7 @@ def one_remedy(
         ("--gradient-checkpointing", {"gradient_checkpointing": True}),
         ("--train-batch-tokens 2048", {"train_batch_tokens": min(2048, config.train_batch_tokens)}),
         ("--optimizer adamw16", {"optimizer": "adamw16"}),
-        ("--lora-rank 32", {"lora_rank": 32, "optimizer": "adamw"}),
+        ("--lora-rank 32", {"lora_rank": 32}),
     ]
     for flag, change in remedies:
         total = estimate(shape, dataclasses.replace(config, **change), device, world_size)["total"]

@@ -32,7 +32,8 @@ def step_metrics(
 
     reward: mean of the fresh rollouts. questions/solved, /failed: shares of groups whose K trajectories, the replayed
     one included, are all right or none. num_tokens: of this step's rollouts.
-    replayed_questions: asked because the buffer said so, with a stored trajectory or (--trajectory-choice none) without.
+    replayed_questions: asked because the buffer said so, with a stored trajectory or (--trajectory-choice none)
+    without.
     scored_tokens: of stored successes that were scored to choose the replayed ones.
     """
     new = [t for group in groups for t in group if not t.replayed]
@@ -96,9 +97,9 @@ def sample_rows(policy: Policy, groups: Sequence[Sequence[Trajectory]], count: i
 
 
 def choose_samples(groups: Sequence[Sequence[Trajectory]], count: int) -> list[Trajectory]:
-    """`count` trajectories, -1 for all: the first two of groups spread evenly over the batch, more of each where the groups
-    are too few. Replayed groups stand first in a batch, and the replayed trajectory first in its group: so both kinds of
-    groups are seen, and what is replayed beside what is fresh."""
+    """`count` trajectories, -1 for all: the first two of groups spread evenly over the batch, more of each where the
+    groups are too few. Replayed groups stand first in a batch, and the replayed trajectory first in its group: so both
+    kinds of groups are seen, and what is replayed beside what is fresh."""
     if count < 0:
         return [t for group in groups for t in group]
     rows = max(2, math.ceil(count / len(groups)))  # of each group
@@ -107,14 +108,14 @@ def choose_samples(groups: Sequence[Sequence[Trajectory]], count: int) -> list[T
     return [t for group in spread for t in group[:rows]][:count]
 
 
-def eval_metrics(rewards: list[list[float]]) -> dict[str, Any]:
-    """rewards: of each question's samples."""
-    accuracy = accuracy_interval(rewards)
+def eval_metrics(right: list[list[float]]) -> dict[str, Any]:
+    """right: 1 or 0 for each of a question's samples."""
+    accuracy = accuracy_interval(right)
     return {
         "eval/accuracy": accuracy.value,
         "eval/low": accuracy.low,
         "eval/high": accuracy.high,
-        "eval/questions": len(rewards),
+        "eval/questions": len(right),
     }
 
 
@@ -144,11 +145,13 @@ def summary(run: Path, config: TrainConfig) -> str:
     if config.model == "toy":
         preset = "" if config.preset == "toy" else f" --preset {config.preset}"
         lines.append(
-            f"try next  python train.py{preset} --algo {other}   python eval.py --model {run}, then the same with --show wrong"
+            f"try next  python train.py{preset} --algo {other}   python eval.py --model {run}, then the same with "
+            f"--show wrong"
         )
     else:
         lines.append(
-            f"try next  python eval.py --model {run} --bench gsm8k   python train.py --resume {run} --steps {2 * config.steps}"
+            f"try next  python eval.py --model {run} --bench gsm8k   python train.py --resume {run} "
+            f"--steps {2 * config.steps}"
         )
         if not list_checkpoints(run):
             lines[-1] = (

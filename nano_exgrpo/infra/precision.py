@@ -48,28 +48,28 @@ def make_optimizer(parameters: Iterable[Tensor], name: str, *, lr: float, weight
 
     Raises ValueError for bf16 weights with "adamw"."""
     trained = [p for p in parameters if p.requires_grad]
+    kind: Any = torch.optim.AdamW
+    settings: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
     if name == "adamw16":
-        kind, settings = StochasticAdamW, {"lr": lr}
+        kind = StochasticAdamW
     elif any(p.dtype == torch.bfloat16 for p in trained):
         raise ValueError("bf16 weights would lose steps of 1e-6 under plain AdamW; train them with adamw16")
     else:
-        kind, settings = torch.optim.AdamW, {"lr": lr, "fused": True}
+        settings["fused"] = True
     if world_size() > 1:  # each process keeps the moments of its share of the weights
-        return ZeroRedundancyOptimizer(trained, kind, weight_decay=weight_decay, **settings)
-    return kind(trained, weight_decay=weight_decay, **settings)
+        return ZeroRedundancyOptimizer(trained, kind, **settings)
+    return kind(trained, **settings)
 
 
 class StochasticAdamW(torch.optim.Optimizer):
     """AdamW whose weights and moments are kept in the weights' own dtype. Each step is computed in fp32 and, for
     bf16, rounded stochastically: moments too lose a change of a thousandth (1 − β₂) under plain rounding."""
 
-    def __init__(
-        self, parameters: Any, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
-    ) -> None:  # fmt: skip
-        super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+    def __init__(self, parameters: Any, lr: float, weight_decay: float = 0.0) -> None:
+        super().__init__(parameters, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
             for parameter in (p for p in group["params"] if p.grad is not None):
@@ -109,8 +109,8 @@ def own_part(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def add_lora(model: Any, rank: int) -> None:
-    """Freeze the model and give each of its plain linear layers but the output projection two thin matrices of this rank,
-    in fp32: W + 2 B A (that is, α = 2 · rank). B starts as zero, so the policy is unchanged.
+    """Freeze the model and give each of its plain linear layers but the output projection two thin matrices of this
+    rank, in fp32: W + 2 B A (that is, α = 2 · rank). B starts as zero, so the policy is unchanged.
 
     Fused experts are no linear layers and stay frozen. Raises InputError where there is nothing to adapt."""
     model.requires_grad_(False)

@@ -68,7 +68,8 @@ def sole_writer(folder: Path) -> Iterator[None]:
 
     The lock is on the folder itself, so nothing is left behind, and it ends with the process. Raises InputError when
     another process holds it."""
-    handle, made = None, False
+    handle: Any = None
+    made = False
     try:
         import fcntl
 
@@ -107,8 +108,8 @@ def unfinished(folder: Path) -> list[Path]:
 
 
 def reopen_run(folder: Path, config: dict[str, Any], step: int) -> None:
-    """Go on with a run at its checkpoint of `step`: forget what came after it, and the model of an end that is none now,
-    which eval.py would take for the result."""
+    """Go on with a run at its checkpoint of `step`: forget what came after it, and the model of an end that is none
+    now, which eval.py would take for the result."""
     for old in unfinished(folder):
         shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
     last = max((step_of(row, folder) for row in read_lines(folder / "metrics.jsonl")), default=0)
@@ -120,8 +121,8 @@ def reopen_run(folder: Path, config: dict[str, Any], step: int) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Rows of a JSONL file of a run; none where there is no file. Raises InputError for a damaged line, but for a last one
-    that a power cut has torn."""
+    """Rows of a JSONL file of a run; none where there is no file. Raises InputError for a damaged line, but for a
+    last one that a power cut has torn."""
     return [row for _, row in read_jsonl(path, torn_end=True)] if path.exists() else []
 
 
@@ -141,20 +142,24 @@ def rewind(folder: Path, step: int) -> None:
 
 def list_checkpoints(run: Path) -> list[Path]:
     """Whole checkpoints of a run, oldest first."""
-    return sorted(path.parent for path in (run / "checkpoints").glob("step-*/state.pt"))
+    with suppress(OSError):  # a path that is too long
+        return sorted(path.parent for path in (run / "checkpoints").glob("step-*/state.pt"))
+    return []
 
 
 def explain_failure(error: Exception, run: Path) -> str:
-    """One sentence for a failure that the user can do something about; raises it again if it is a fault of this program."""
-    if isinstance(error, InputError):
-        return str(error)
+    """One sentence for a failure that the user can do something about; raises it again if it is a fault of this
+    program."""
     resumable = f"; go on with --resume {run}" if list_checkpoints(run) else ""
     if isinstance(error, OSError) and (reason := explain_disk(error, run)):
         return f"{reason}{resumable}"
+    if isinstance(error, InputError):
+        return str(error)
     if is_out_of_memory(error):
         return f"out of memory; --dry-run says which setting makes it fit{resumable}"
     if distributed.lost_another(error):
-        return f"another process has ended, so this one (rank {distributed.rank()}) stops too: {str(error).splitlines()[0]}"
+        reason = str(error).splitlines()[0]
+        return f"another process has ended, so this one (rank {distributed.rank()}) stops too: {reason}"
     raise error
 
 
