@@ -142,6 +142,8 @@ def starts_symbol(tokens: list[Token], at: int) -> int:
         return 3
     if names[1:3] == ["_", "{"] and names[3] in _SUNS and names[4] == "}":
         return 5
+    if names[0] == "\\Omega":
+        return int(tokens[at - 1].kind == "num" or tokens[at - 1].text == "}")
     return 2 * (names[1] == "\\Omega" and names[0] + names[1] in NAMED)
 
 
@@ -207,7 +209,7 @@ def _symbol(tokens: list[Token], at: int, powers: list[tuple[str, int]]) -> tupl
     if name == "deg" and tokens[at + 1].text in ("C", "F"):
         return {"C": "celsius", "F": "fahrenheit"}[tokens[at + 1].text], 2
     if kind in ("name", "roman") and (length := starts_symbol(tokens, at)):
-        return name + tokens[at + length - 1 - (length == 5)].text, length
+        return name + tokens[at + length - 1 - (length == 5)].text * (length > 1), length
     if kind == "name" and name == "\\mu":
         return name, int(tokens[at + 1].kind == "roman")  # micro
     if kind == "name":

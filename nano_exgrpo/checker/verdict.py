@@ -10,7 +10,7 @@ r"""Two answers -> equal or not: the policy, stated here once.
 - **Equations** are equal if one is the other times a factor that makes no new solution. In a differential equation x'
   is dx/dt and x is x(t).
 - **Lists and sets** are unordered, a value repeated in a set counts once; tuples are ordered. A bare list and a tuple
-  in the same order are equal, unless the tuple is an interval by its ends. `a or b` is no single value unless a equals b.
+  in the same order are equal, unless the tuple is an interval by its ends. `a or b` is one value only if a equals b.
 - **Intervals** equal the inequalities that they solve. In a piecewise function "otherwise" stands for the one condition
   that holds where the others do not.
 - **Vectors and matrices** are equal entry by entry; (a, b, c) is a i + b j + c k.
@@ -23,8 +23,8 @@ r"""Two answers -> equal or not: the policy, stated here once.
 - **Choices.** `C`, `C)`, `Option C` and `C. 1-i` are one choice; a gold `C. 1-i` takes its letter or its content.
 
 Points where a side has no value, or leaves the reals, are no evidence unless there is no other. Where numbers are of
-such different size that 60 digits hide one (pi + 10^-50), more are taken. Where values do not tell, sympy's canonical forms
-do (see `sympy_form`). What neither tells is not equal. A verdict has a budget of work, so it comes in milliseconds.
+such different size that 60 digits hide one (pi + 10^-50), more are taken. Where values do not tell, sympy's canonical
+forms do (see `sympy_form`). What neither tells is not equal. A verdict has a budget of work: it takes milliseconds.
 """
 
 from __future__ import annotations
