@@ -39,11 +39,11 @@ from nano_exgrpo.evaluation.generations import Generation, by_benchmark, by_ques
 from nano_exgrpo.evaluation.html_report import visible
 from nano_exgrpo.evaluation.settings import EvalConfig
 from nano_exgrpo.evaluation.statistics import average
-from nano_exgrpo.infra.files import Unwritable, read_json, write_text
+from nano_exgrpo.infra.files import Unwritable, write_text
 from nano_exgrpo.infra.loading import load_policy, read_config, resolve_device, resolve_model_name
 from nano_exgrpo.infra.precision import resolve_dtypes
 from nano_exgrpo.infra.prepare import load_data
-from nano_exgrpo.infra.run_folder import list_checkpoints
+from nano_exgrpo.infra.run_folder import is_run, list_checkpoints
 from nano_exgrpo.policy import Policy
 from nano_exgrpo.questions import questions_digest
 
@@ -118,14 +118,6 @@ def find_subject(model: str, out: str = "") -> Subject:
     return Subject(
         model, str(weights), run, Path(out or home / (f"eval-{step}" if step.startswith("step-") else "eval"))
     )
-
-
-def is_run(folder: Path) -> bool:
-    """Whether the folder's config.json is a run's. (A model has one, too.)"""
-    try:
-        return "algo" in read_json(folder / "config.json", "run")
-    except InputError:
-        return False
 
 
 def load_tasks(config: EvalConfig, subject: Subject) -> list[Task]:
