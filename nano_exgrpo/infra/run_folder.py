@@ -116,6 +116,8 @@ def reopen_run(folder: Path, config: dict[str, Any], step: int) -> None:
     last = max((step_of(row, folder) for row in read_lines(folder / "metrics.jsonl")), default=0)
     if last > step:
         print(f"the last checkpoint is of step {step}: what came after it, up to step {last}, is done again")
+    elif last < step:
+        print(f"metrics.jsonl is damaged: its rows end at step {last}, the checkpoint is of step {step}")
     rewind(folder, step)
     shutil.rmtree(folder / "model", ignore_errors=True)
     write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
