@@ -129,9 +129,8 @@ def load_tasks(config: EvalConfig, subject: Subject) -> list[Task]:
         names = ["held-out"]
     elif config.bench or not (data and os.path.isfile(data)):
         if not config.bench:
-            raise InputError(
-                f"{config.model} is no run: name benchmarks with --bench, or a file of questions with --data"
-            )
+            reason = f"--data {data} is no file" if data else f"{config.model} is no run"
+            raise InputError(f"{reason}: name benchmarks with --bench, or a file of questions with --data")
         names = benchmark_names(config.bench)
     else:
         names = [data.stem]

@@ -349,7 +349,8 @@ class QuestionSampler:
         return {"epoch": self.epoch, "queue": list(self.queue), "rng": self.rng.getstate()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epoch = state["epoch"]
-        self.queue = list(state["queue"])
+        """Raises whatever comes of a state that is not of these questions."""
+        self.epoch = int(state["epoch"])
+        self.queue = [self.questions[id].id for id in state["queue"]]
         version, internal, gauss = state["rng"]
         self.rng.setstate((version, tuple(internal), gauss))
