@@ -185,6 +185,7 @@ _OPEN = re.compile(r"\s*(?:\[[^\]]*\]\s*)?\{")
 _SKIP = re.compile(r"[\s~$`\"]+")
 _BASED = re.compile(r"((?=[A-F]*\d)(?=\d*[A-F])[\dA-F]+)\s*_\s*(?:\{\s*(1[1-6])\s*\}|(1[1-6])(?!\d))")
 _BARE_LETTER = re.compile(r"\s+([A-Za-z])(?![A-Za-z])")
+_PHRASE = re.compile(r"(?:of|\w{3}) [a-z]{3}")  # red marbles, of the cake
 _BLACKBOARD = re.compile(r"\s*\{?\s*([A-Z])\s*\}?")
 _NEGATED = re.compile(r"\s*(=|\\in\b)")
 _ROW_SPACE = re.compile(r"\s*\[\s*-?[\d.]+\s*[a-z]{2}\s*\]")
@@ -267,8 +268,10 @@ class _Lexer:
 
     def read_letters(self, run: str) -> None:
         before = self.out[-1].kind if self.out and self.text[self.at - 1] == " " else ""
-        starts_noun = len(run) > 3 and run.islower() or len(run) > 2 and run.istitle()
-        self.counting = before == "text" if self.counting else before == "num" and starts_noun and has_vowel(run)
+        starts_noun = (
+            len(run) > 2 and run.istitle() or run.islower() and (len(run) > 3 or _PHRASE.match(self.text, self.at))
+        )
+        self.counting = before == "text" if self.counting else before == "num" and has_vowel(run) and bool(starts_noun)
         self.at += len(run)
         if len(run) == 1:
             self.add("name", run)
@@ -316,7 +319,7 @@ class _Lexer:
             self.out.append(
                 Token("bad", name) if negated is None else Token("op", "!=" if negated[1] == "=" else "notin")
             )
-        elif name == "AA" or name == "mathring" and self.argument() == "A":
+        elif name == "AA" or name == "mathring" and (self.argument() or "").strip("{} ").endswith("A"):
             self.add("text", "Å")
         elif name in ("$", "forall", "dim", "rank", "Pr"):
             self.add("text", {"forall": "for"}.get(name, name.lower()))
@@ -367,7 +370,9 @@ def split_word(word: str) -> list[Token]:
 
 # ----------------------------------------------------------------------------------------------------- the interface
 
-_NORM = re.compile(r"\|\s*\\(?:vec|mathbf|boldsymbol)\s*\{?\s*([A-Za-z])\s*\}?\s*\|")  # |\vec v| is no |x|
+_NORM = re.compile(
+    r"(?:\||\\lvert)\s*\\(?:vec|mathbf|boldsymbol)\s*\{?\s*([A-Za-z])\s*\}?\s*(?:\\right|)(?:\||\\rvert)"
+)  # |\vec v| is no |x|
 _SECONDS = re.compile(r"(?<=\d)\s?\"")  # 36"
 _ANSWER_PREFIX = re.compile(
     r"\s*(\\text(?:bf)?\s*\{)?\s*(?:the\s+)?(?:final\s+|correct\s+)?"

@@ -69,6 +69,7 @@ RELATIONS = {"=", "<", ">", "<=", ">=", "!=", "~=", "==", "->", "=>", "in", "not
 SIGNS = {"+": "+", "-": "neg", "pm": "pm", "mp": "mp"}  # of a term -> the head of its node
 CURRENCIES = {"$", "€", "£", "¥", "usd", "eur", "rs", "inr"}
 ENDS = {"end", ",", ";", "and", "or", ")", "]", r"\}", "}", "&", "\\\\", "|"}
+PROBABILITIES = {"P", "E", "\\mathbbP", "\\mathbbE"}
 MATRICES = set("pmatrix bmatrix vmatrix Bmatrix Vmatrix matrix smallmatrix array".split())
 ROWS = set("cases aligned align gathered split".split())
 UNSAID = {"is", "are", "an", "a", "the", "integer", "number", ",", ".", ";"}  # in conditions
@@ -150,6 +151,7 @@ class AnswerParser:
     bars: int = 0  # open absolute values: inside them "|" closes
     stop: list[str] = field(default_factory=list)
     not_calls: set[int] = field(default_factory=set)  # parentheses tried as arguments and found to be a factor
+    naming: bool = False  # inside the brackets of a probability, which may hold words
     split_at: int = -1  # the rest of a numeral whose first digit was an argument
     may_close: bool = False  # in a tuple after a comma, where "[" may close an interval written as ]0, 1[
 
@@ -417,6 +419,15 @@ class AnswerParser:
                 self.at += 1
                 base = self.marked(base, mark)
                 continue
+            order = [token.text for token in self.tokens[self.at : self.at + 5]]
+            if (
+                "".join(order[:2] + order[3:]) == "{()}"
+                and order[2] in "1234"
+                and base in map(Sym, tree.FUNCTION_LETTERS)
+            ):
+                self.at += 5  # f^{(3)}(0)
+                base = self.call(Sym(base.name + "'" * int(order[2])))
+                continue
             exponent = self.exponent()
             if exponent == Op("neg", (ONE,)) and isinstance(base, Sym) and base.name in tree.FUNCTION_LETTERS:
                 if self.sign() == "(":  # f^{-1}(x)
@@ -638,14 +649,16 @@ class AnswerParser:
         Where that fails, the parentheses are read again as a factor; `not_calls` keeps that from happening twice.
         """
         name = symbol.name if isinstance(symbol, Sym) else ""
-        bracketed = self.sign() == "[" and name in ("E", "P", "\\mathbbE", "\\mathbbP")
+        bracketed = self.sign() == "[" and name in PROBABILITIES
         if self.sign() != "(" and not bracketed or self.at in self.not_calls:
             return symbol
         state = self.at, self.depth, self.bars, self.may_close
+        self.naming = name in PROBABILITIES
         try:
-            args = self.nested(self.arguments, bars=name in ("P", "\\mathbbP"))  # P(A|B)
+            args = self.nested(self.arguments, bars=name in PROBABILITIES)  # P(A|B)
         except ParseError:
             args = []
+        self.naming = False
         if args and name in FUNCTIONS and FUNCTIONS[name].arity == len(args):
             return Op(name, tuple(args))
         is_function = name[:1] in tree.FUNCTION_LETTERS or name[-1:] in ("'", "}") or name.startswith("\\mathbb")
@@ -727,7 +740,7 @@ class AnswerParser:
     def label(self) -> Node:
         """A phrase that stands for a set, or words before "=" or ":" that name what follows: `\\text{Area} = 5`."""
         words: list[str] = []
-        while self.token.kind in ("text", "roman", "name") and len(words) < 8 and self.token.text != "except":
+        while self.token.kind in ("text", "roman", "name", "word") and len(words) < 8 and self.token.text != "except":
             words.append(self.token.text)
             self.at += 1
         phrase = " ".join(words)
@@ -736,6 +749,8 @@ class AnswerParser:
         if phrase in PHRASES:
             return PHRASES[phrase]
         args = self.nested(self.arguments, bars=1) if self.sign() in ("(", "[") and words else []  # Var(X) = 5
+        if self.naming and self.sign() in (")", "]", ",", "|"):  # P(win)
+            return Sym("text " + phrase)
         if self.sign() not in ("=", ":", "~="):
             raise ParseError(f"unexpected words {phrase!r}")
         if self.sign() == ":":

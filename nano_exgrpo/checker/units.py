@@ -142,6 +142,8 @@ def starts_symbol(tokens: list[Token], at: int) -> int:
         return 3
     if names[1:3] == ["_", "{"] and names[3] in _SUNS and names[4] == "}":
         return 5
+    if names[0] == "\\Omega":
+        return int(tokens[at - 1].kind == "num" or tokens[at - 1].text == "}")
     return 2 * (names[1] == "\\Omega" and names[0] + names[1] in NAMED)
 
 
@@ -152,71 +154,68 @@ def parse_unit(tokens: list[Token], at: int) -> tuple[Unit, int] | None:
     start, sign, next_power, bracket = at, 1, 1, False
     after_number = tokens[at - 1].kind in ("num", "text") or tokens[at - 1].text in ("}", ")", "!")
     while len(powers) + len(unknown) < 9:
-        kind, name, *_, written = tokens[at]
-        unit = written if written in NAMED else name if name in NAMED else name.lower()
-        if name == "deg" and tokens[at + 1].text in ("C", "F"):
-            powers.append(({"C": "celsius", "F": "fahrenheit"}[tokens[at + 1].text], 1))
-            at += 2
-            continue
-        if length := starts_symbol(tokens, at) if kind in ("name", "roman") else 0:
-            symbol = name + tokens[at + length - 1 - (length == 5)].text
-            at, power = _exponent(tokens, at + length)
-            powers.append((symbol, sign * power))
-            continue
-        if kind == "name":
-            if name == "\\mu" and tokens[at + 1].kind == "roman":  # micro
-                unit = name
-            elif not powers or unit not in SINGLE_LETTERS and not (unit == "c" and powers[-1][0].endswith("eV")):
-                break
-        elif kind == "op":
+        kind, name, *_ = tokens[at]
+        if kind == "op" and name != "deg":
             if bracket and name == ")":
                 at, bracket = at + 1, False
                 continue
-            if not powers and not unknown or tokens[at + 1].kind not in ("text", "word", "roman", "name", "cmd"):
-                if name != "/" or tokens[at + 1].text != "(" or tokens[at + 2].kind not in ("text", "roman", "name"):
-                    break
-                at, bracket = at + 1, True  # J/(kg K)
-            if name == "/":
-                sign = -1
-            elif name not in ("*", ".", "-"):
+            opens = name == "/" and tokens[at + 1].text == "("  # J/(kg K)
+            if name not in ("/", "*", ".", "-") or not powers and not unknown:
                 break
-            at += 1
+            if tokens[at + 1 + opens].kind not in ("text", "word", "roman", "name", "cmd"):
+                break
+            sign, bracket, at = -1 if name == "/" else sign, bracket or opens, at + 1 + opens
             continue
-        elif kind not in ("text", "word", "roman") and not (kind == "cmd" and name in ("min", "sec")):
+        symbol, length = _symbol(tokens, at, powers)
+        if not length:
             break
-        at += 1
-        if kind == "text" and tokens[at].text == ".":  # "sq. in."
+        at += length
+        if tokens[at - 1].kind == "text" and tokens[at].text == ".":  # "sq. in."
             at += 1
-        if unit in ("per", "a") and powers:
+        if symbol in ("per", "a") and powers:
             sign = -1
-        elif unit in ("squared", "cubed") and powers:
-            powers[-1] = (powers[-1][0], powers[-1][1] * _POWERS[unit])
-        elif unit in ("squared", "cubed"):  # "3 squared" is no 3
-            at -= 1
-            break
-        elif unit in _POWERS:
-            next_power = _POWERS[unit]
-        elif unit in NEUTRAL:
+        elif symbol in ("squared", "cubed"):
+            if not powers:  # "3 squared" is no 3
+                at -= 1
+                break
+            powers[-1] = (powers[-1][0], powers[-1][1] * _POWERS[symbol])
+        elif symbol in _POWERS:
+            next_power = _POWERS[symbol]
+        elif symbol in NEUTRAL:
             pass
-        elif unit in NAMED and (kind != "word" or after_number or powers):
+        elif length > 1 or symbol in NAMED and (kind != "word" or after_number or powers):
             at, power = _exponent(tokens, at)
-            if unit in ("unit", "units") and tokens[at].text in ("squared", "cubed"):
+            if symbol in ("unit", "units") and tokens[at].text in ("squared", "cubed"):
                 power, at = _POWERS[tokens[at].text], at + 1
-            if unit not in ("unit", "units") or next_power * power != 1:
-                powers.append((unit, sign * next_power * power))
+            if symbol not in ("unit", "units") or next_power * power != 1:
+                powers.append((symbol, sign * next_power * power))
             next_power = 1
-        elif (
-            kind in ("text", "roman")
-            and unit not in _NOT_UNITS | _ADJECTIVES
-            or (unit in _ADJECTIVES and tokens[at].kind == "text")
-        ):
-            unknown.append(unit.removesuffix("s"))
+        elif kind in ("text", "roman") and symbol not in _NOT_UNITS | _ADJECTIVES:
+            unknown.append(symbol.removesuffix("s"))
+        elif symbol in _ADJECTIVES and tokens[at].kind == "text":
+            unknown.append(symbol)
         else:
             at -= 1
             break
     if at == start or bracket:
         return None
     return product(powers + [(" ".join(unknown), sign)] * bool(unknown)), at
+
+
+def _symbol(tokens: list[Token], at: int, powers: list[tuple[str, int]]) -> tuple[str, int]:
+    """The unit, or a word that may be one, at a token, and its number of tokens: 0 if it can be none."""
+    kind, name, *_, written = tokens[at]
+    unit = written if written in NAMED else name if name in NAMED else name.lower()
+    if name == "deg" and tokens[at + 1].text in ("C", "F"):
+        return {"C": "celsius", "F": "fahrenheit"}[tokens[at + 1].text], 2
+    if kind in ("name", "roman") and (length := starts_symbol(tokens, at)):
+        return name + tokens[at + length - 1 - (length == 5)].text * (length > 1), length
+    if kind == "name" and name == "\\mu":
+        return name, int(tokens[at + 1].kind == "roman")  # micro
+    if kind == "name":
+        after_energy = unit == "c" and powers and powers[-1][0].endswith("eV")
+        return unit, int(bool(powers) and (unit in SINGLE_LETTERS or bool(after_energy)))
+    return unit, int(kind in ("text", "word", "roman") or kind == "cmd" and name in ("min", "sec"))
 
 
 def _exponent(tokens: list[Token], at: int) -> tuple[int, int]:

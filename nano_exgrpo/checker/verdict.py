@@ -1,22 +1,30 @@
-r"""Two trees -> equal or not: the policy.
+r"""Two answers -> equal or not: the policy, stated here once.
 
-- Scalars are equal if they are the same number: exactly where both are rational, else to 40 digits *relative* to their
-  size, at several random points if they contain symbols. An exact gold needs an exact answer (or 12 right digits).
-- p% is p/100; a percent sign may be dropped or added on a number of at least 1. Degrees may be dropped or added.
-- A unit dropped or added is fine, a conflicting one is not.
-- A label dropped or added is fine (`x=5` and `5`). An equation is not its right side. It equals another one if it is
-  the other times a factor that makes no new solution (a constant; `y = 1/x` and `xy = 1`).
-- Lists and sets are unordered; a value repeated in a set counts once. Tuples are ordered. Intervals equal the
-  inequalities that they solve.
-- Matrices are equal entry by entry. Numerals with a base and times of a day are compared as written, ratios also
-  proportionally.
+- **Numbers.** An exact gold needs an exact answer: the same number, to 40 digits *relative* to its size unless both are
+  rational. 12 or more digits of an exact value are equal to it if they are right, the last one within one unit.
+- **Expressions** are equal if they are at several random points. Constants of integration are compared by name.
+- **Percent.** p% is p/100. The sign may be dropped or added on a number of at least 1; so may a degree sign.
+- **Units** dropped or added are fine, a conflicting one is not. A counted noun needs a number: `B major` is not B.
+- **Labels** dropped or added are fine: `x=5`, `f^{-1}(x)=...`, `P(A|B)=...`, `\Delta x=5`, a sum of different letters
+  (`m+n=116`, but no line `x+y=3` as the gold). One letter with a factor is an equation: `2x=10` is not 10.
+- **Equations** are equal if one is the other times a factor that makes no new solution. In a differential equation x'
+  is dx/dt and x is x(t).
+- **Lists and sets** are unordered, a value repeated in a set counts once; tuples are ordered. A bare list and a tuple
+  in the same order are equal, unless the tuple is an interval by its ends. `a or b` is one value only if a equals b.
+- **Intervals** equal the inequalities that they solve. In a piecewise function "otherwise" stands for the one condition
+  that holds where the others do not.
+- **Vectors and matrices** are equal entry by entry; (a, b, c) is a i + b j + c k.
+- **Ratios** are equal proportionally. A gold ratio a:b takes the quotient a/b, a gold quotient takes no ratio.
+- **Times of day** are equal on the clock of 24 hours, or as written if one of them does not say which half of the day.
+- **Numerals with a base** are compared as written.
+- **Infinite sums, products and limits** have a value if their extrapolation clearly converges.
+- **Words.** Case does not matter. Number words to a hundred and ordinals are numbers. A sentence that ends in "is",
+  "equals" or "=" and a value states it, unless it denies. `Yes` of "Yes, because ..." decides; `yes` is not `true`.
+- **Choices.** `C`, `C)`, `Option C` and `C. 1-i` are one choice; a gold `C. 1-i` takes its letter or its content.
 
-How scalars are compared: points where a side has no value, or leaves the reals, are no evidence unless there is no
-other. Where numbers are of such different size that 60 digits hide one (pi + 10^-50), more are taken. Where values do
-not tell, sympy's canonical forms do (see `sympy_form`): where neither side has values, and for sums and integrals in
-different variables. What neither tells is not equal.
-
-A verdict has a budget of work, so it comes in milliseconds whatever the input.
+Points where a side has no value, or leaves the reals, are no evidence unless there is no other. Where numbers are of
+such different size that 60 digits hide one (pi + 10^-50), more are taken. Where values do not tell, sympy's canonical
+forms do (see `sympy_form`). What neither tells is not equal. A verdict has a budget of work: it takes milliseconds.
 """
 
 from __future__ import annotations
