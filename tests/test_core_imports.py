@@ -80,8 +80,17 @@ def imports(path) -> set[str]:
     return {name.split(".")[0] for node in ast.walk(ast.parse(path.read_text())) for name in names(node)}
 
 
-COMES_ALONG = {"tokenizers", "numpy", "mpmath"}  # with transformers, transformers and sympy
-CORE = {"torch", "transformers", "sympy", "tqdm", "nano_exgrpo", *COMES_ALONG, *sys.stdlib_module_names}
+CORE = {
+    "torch",
+    "transformers",
+    "sympy",
+    "tqdm",
+    "tokenizers",
+    "numpy",
+    "mpmath",
+    "nano_exgrpo",
+    *sys.stdlib_module_names,
+}
 FILES = [ROOT / "train.py", *sorted((ROOT / "nano_exgrpo").rglob("*.py"))]
 
 
