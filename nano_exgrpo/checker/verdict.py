@@ -130,6 +130,9 @@ class Judge:
             return self.quantities(a, b)
         if (tree.contents(a)[1] | tree.contents(b)[1]) & PLUS_MINUS:
             a, b = self.spread(a), self.spread(b)
+            for x, y, written in ((a, b, whole[1]), (b, a, whole[0])):
+                if isinstance(x, Seq) and x.kind == "tuple" and isinstance(written, Op) and isinstance(y, Seq):
+                    return self.no("a point is not plus or minus a value")
         if isinstance(a, Rel) and isinstance(b, Rel) and self.both_relations(a, b):
             return True
         if self.line.is_real_set(a) or self.line.is_real_set(b):

@@ -169,6 +169,7 @@ def numbered(tokens: list[Token]) -> list[Token]:
             value, at = value + unit, 2 + hyphen
     elif value == 1 and texts[1] in ("hundred", "hundredth"):
         value, at = 100, 2
-    if tokens[start + at].text.lower() in NUMBERS:  # twelve thirty
+    ordinal = texts[at - 1] in ORDINALS or texts[at - 1] == "hundredth"
+    if tokens[start + at].text.lower() in NUMBERS or ordinal and tokens[start + at].kind != "end":  # the second root
         return tokens
     return [Token("num", str(value), Fraction(value)), *tokens[start + at :]]
