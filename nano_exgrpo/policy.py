@@ -10,8 +10,7 @@ The temperature is a part of π_θ: the distribution that is trained must be the
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -262,9 +261,3 @@ def response_text(policy: Policy, response_ids: Sequence[int]) -> str:
 def encode_questions(policy: Policy, questions: Sequence[Question], system_prompt: str) -> list[Question]:
     """The same questions with their prompts as token ids."""
     return [replace(q, prompt_ids=encode_prompt(policy, q.prompt, system_prompt)) for q in questions]
-
-
-def prompts_digest(prompts: Iterable[Tensor]) -> str:
-    """Names what the policy is really asked: the prompts' token ids [P]. It changes where tokenizer, template or system
-    prompt do, and each day where a template writes the date."""
-    return hashlib.sha256(repr([ids.tolist() for ids in prompts]).encode()).hexdigest()[:16]

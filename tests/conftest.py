@@ -127,7 +127,8 @@ def tiny_config(folder: Path, **changes: Any) -> TrainConfig:
     """A run of milliseconds a step on an untrained policy."""
     given = dict(
         run=str(folder / "run"), steps=4, questions_per_step=4, group_size=4, max_response_length=6, warmup_steps=0,
-        toy_questions=24, toy_skill_steps=0, held_out=5, eval_every=0, log_samples=0, threads=0, device="cpu", max_prompt_length=32,
+        toy_questions=24, toy_skill_steps=0, held_out=5, eval_every=0, log_samples=0, threads=0, device="cpu",
+        max_prompt_length=32,
     )  # fmt: skip
     return resolve({**given, **changes})
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
 
 import pytest
 from conftest import ROOT
+
+import nano_exgrpo
 
 OPTIONAL = (
     "matplotlib datasets peft torchao trl pandas scipy accelerate math_verify latex2sympy2_extended bitsandbytes vllm "
@@ -95,11 +98,8 @@ def test_files_import_the_core_packages_and_no_others(path):
     assert imports(path) <= CORE | around, imports(path) - CORE - around
 
 
-# The reading order of the method: each file builds on those above it.
-METHOD = (
-    "errors questions arithmetic trajectory reward loss logprobs policy sampling_loop rollout toy replay config update "
-    "warmup"
-).split()
+# The reading order of the method, as the package's map gives it: each file builds on those above it.
+METHOD = re.findall(r"^    (\w+)  ", nano_exgrpo.__doc__.split("Then read")[0], re.MULTILINE)
 
 
 def own(path, *, at_once: bool = False) -> set[str]:

@@ -16,6 +16,7 @@ from nano_exgrpo.evaluation.figures import summarise
 from nano_exgrpo.evaluation.generations import (
     Generation,
     open_folder,
+    pin_prompts,
     read_generations,
     weights_digest,
     write_generations,
@@ -297,3 +298,15 @@ def test_evaluation_leaves_a_macs_random_numbers_alone(policy, mac, monkeypatch)
     with pytest.raises(ZeroDivisionError):
         generate()
     assert torch.equal(mac.generator.get_state(), before)
+
+
+def test_a_folder_goes_on_only_with_the_prompts_it_was_asked(tmp_path):
+    """A chat template may write today's date."""
+    wanted = {"model": "m", "benchmarks": {"b": {"samples": 1}}}
+    for _ in range(2):
+        open_folder(tmp_path, wanted, overwrite=False)
+        pin_prompts(tmp_path, "b", "monday")
+    with pytest.raises(InputError, match="chat template"):
+        pin_prompts(tmp_path, "b", "tuesday")
+    open_folder(tmp_path, wanted, overwrite=True)
+    pin_prompts(tmp_path, "b", "tuesday")

@@ -21,13 +21,14 @@ from nano_exgrpo.policy import (
     context_of,
     enable_gradient_checkpointing,
     encode_prompt,
+    encode_questions,
     end_of_turn,
     find_stop_ids,
     make_policy,
-    prompts_digest,
     response_text,
     say_once,
 )
+from nano_exgrpo.questions import Question, questions_digest
 
 CPU = torch.device("cpu")
 LENGTHS = [(3, 5), (1, 1), (6, 2), (2, 7)]
@@ -385,9 +386,9 @@ def test_the_digest_of_prompts_follows_template_and_day():
     digests = set()
     for template in (None, "{{ messages[-1].content }} w1", "{{ messages[-1].content }} w2"):
         policy.tokenizer.chat_template = template
-        prompts = [encode_prompt(policy, text, "") for text in ("w3", "w4")]
-        assert prompts_digest(prompts) == prompts_digest(prompts) != prompts_digest(prompts[::-1])
-        digests.add(prompts_digest(prompts))
+        asked = encode_questions(policy, [Question("a", "w3", "1"), Question("b", "w4", "1")], "")
+        assert questions_digest(asked) == questions_digest(asked) != questions_digest(asked[::-1])
+        digests.add(questions_digest(asked))
     assert len(digests) == 3
 
 

@@ -103,23 +103,22 @@ def test_any_model_folder_with_warm_up_data(tmp_path, family):
 # -------------------------------------------------------------------------------------------- learning
 
 LEARNING = (
-    "--steps 60 --eval-every 0 --toy-questions 500 --held-out 100 --toy-skill-steps 400 --warmup-steps 60 "
+    "--steps 30 --eval-every 0 --toy-questions 500 --held-out 100 --toy-skill-steps 600 --warmup-steps 60 "
     "--questions-per-step 16 --max-response-length 10 --lr 5e-4 --device cpu"
 )
 
 
 @pytest.mark.parametrize("algo", ["exgrpo", "grpo"])
 def test_the_toy_learns(tmp_path_factory, algo, capsys):
-    """`python train.py`, smaller: from seldom right to mostly right."""
+    """`python train.py`, smaller: from seldom right to mostly right. (Measured: 0.25 to 0.8 and more in 30 steps.)"""
     folder = tmp_path_factory.getbasetemp() / "learning"  # both share the warmed-up policy
     run = folder / algo
     assert train.main(["--run", str(run), "--algo", algo, *LEARNING.split()]) == 0
     rows = read_lines(run / "metrics.jsonl")
     first, last = rows[0], rows[-1]
-    print("ACC", algo, first["eval/accuracy"], last["eval/accuracy"], last["buffer/retired"])
-    assert last["step"] == 60 and first["eval/accuracy"] < 0.3
+    assert last["step"] == 30 and first["eval/accuracy"] < 0.4
     # Retired: what is easy is no longer asked, so the reward of what is left stays behind.
-    assert last["eval/accuracy"] > 0.5 and sum(row["reward"] for row in rows[-10:]) / 10 > 0.35
+    assert last["eval/accuracy"] > 0.6 and sum(row["reward"] for row in rows[-10:]) / 10 > 0.4
     assert last["eval/low"] > first["eval/high"]  # the 95 % intervals do not even touch
     if algo == "exgrpo":
         assert last["replay/started"] and last["buffer/retired"] > 20

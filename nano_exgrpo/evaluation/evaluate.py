@@ -25,11 +25,18 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nano_exgrpo.errors import InputError, is_out_of_memory
-from nano_exgrpo.evaluation.generations import Generation, Key, add_generations, make_generation, write_generations
+from nano_exgrpo.evaluation.generations import (
+    Generation,
+    Key,
+    add_generations,
+    make_generation,
+    pin_prompts,
+    write_generations,
+)
 from nano_exgrpo.evaluation.settings import EvalConfig
 from nano_exgrpo.logprobs import token_batches
 from nano_exgrpo.policy import Policy, encode_questions
-from nano_exgrpo.questions import Question
+from nano_exgrpo.questions import Question, questions_digest
 from nano_exgrpo.rollout import generate_responses, make_trajectory
 from nano_exgrpo.trajectory import Trajectory
 
@@ -144,6 +151,7 @@ def batch_seed(seed: int, rows: Sequence[tuple[str, int]]) -> int:
 def answer_task(policy: Policy, task: Task, config: EvalConfig, folder: Path, found: dict[Key, Generation]) -> None:
     """Generate and grade what `found` lacks of a task, adding to it and to the folder batch by batch."""
     asked = encode_questions(policy, task.questions, config.system_prompt)
+    pin_prompts(folder, task.name, questions_digest(asked))
     prompts, longest = [q.prompt_ids for q in asked], config.max_new_tokens
     plan = plan_batches(policy, prompts, task.samples, max_new_tokens=longest, token_budget=config.batch_tokens)
     room = policy.context - max(map(len, prompts))

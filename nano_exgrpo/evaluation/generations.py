@@ -116,16 +116,28 @@ def open_folder(folder: Path, wanted: dict[str, Any], *, overwrite: bool) -> dic
             what = "other weights" if name == "weights" else f"--{name.replace('_', '-')} {held.get(name)!r}"
             raise InputError(f"folder {folder} holds generations made with {what}; {remedy}")
     for name, task in wanted["benchmarks"].items():
-        before = held["benchmarks"].get(name, task)
-        if before != task:
+        before = held["benchmarks"].setdefault(name, task)
+        if {**before, **task} != before:
             what = " and ".join(f"{part} {before.get(part)}" for part in task if before.get(part) != task[part])
             raise InputError(f"folder {folder} holds {name} with {what}, not those asked for; {remedy}")
     if fresh:
         with written(folder):
             (folder / "generations.jsonl").unlink(missing_ok=True)
-    held["benchmarks"].update(wanted["benchmarks"])
     write_text(folder / "settings.json", json.dumps(held, indent=2) + "\n")
     return {} if fresh else read_generations(folder)
+
+
+def pin_prompts(folder: Path, benchmark: str, digest: str) -> None:
+    """Note the token ids that the policy is asked. Raises InputError where the folder was asked something else: a
+    chat template may write today's date."""
+    settings = read_settings(folder)
+    task = settings["benchmarks"][benchmark]
+    if task.setdefault("prompts", digest) != digest:
+        raise InputError(
+            f"the chat template makes other prompts of {benchmark} than those that folder {folder} holds answers to; "
+            f"start over with --overwrite, or name another folder with --out"
+        )
+    write_text(folder / "settings.json", json.dumps(settings, indent=2) + "\n")
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

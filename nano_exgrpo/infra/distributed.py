@@ -4,21 +4,12 @@
     torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400 -- train.py ...   (on each
     node)
 
-(Without the lone -- torchrun takes train.py's --run for an abbreviation of an option of its own.)
-
-Ctrl-C and SIGTERM are for torchrun, which passes them on, waits 30 s and kills what is left. A run ends only after the
-current step, with a checkpoint, so where steps take longer give torchrun more time, on every node: `--shutdown-timeout
-1800` before the --, or TORCH_ELASTIC_SHUTDOWN_TIMEOUT=1800 in its environment, which versions of torch that know
-neither ignore (with those, rely on --save-every).
-
 Every process has the whole model, its own share of the questions and its own replay buffer. It samples and scores its
-B/N groups alone; then gradients are *summed*, since the loss is divided by the rows and tokens of all processes
-together, so that an update equals one process's update on the whole batch, whatever the lengths. (ρ is taken of each
-process's share: with a single question a process, nothing is replayed.)
+B/N groups alone. Then gradients are *summed*: the loss is divided by the rows and tokens of all processes together, so
+an update equals one process's update on the whole batch, whatever the lengths. ρ is taken of each process's share.
 
-Only the optimiser's state is sharded (ZeroRedundancyOptimizer). FSDP2 would shard weights and gradients too, and
-gather the weights for every token that is generated, or hold them whole during rollouts anyway; here `generate` is as
-fast as on one device.
+Only the optimiser's state is sharded (ZeroRedundancyOptimizer): rollouts need the whole weights for every token. How to
+start, stop and size such a run is in docs/gpus.md.
 """
 
 from __future__ import annotations

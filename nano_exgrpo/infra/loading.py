@@ -170,8 +170,8 @@ KNOWN_PROBLEMS = {"moshi": "generates other tokens past its sliding window where
 def require_exact(policy: Policy) -> None:
     """Raises InputError, naming the model's type, where `score` or the samplers would be wrong about it.
 
-    The rules hold whatever the type. Nothing follows the projection. A token's state depends on no later token and on no
-    other row of a batch. A prompt padded on the left goes on as if alone."""
+    The rules hold whatever the type. Nothing follows the projection. A token's state depends on no later token and on
+    no other row of a batch. A prompt padded on the left goes on as if alone."""
     kind = policy.model.config.model_type
     try:
         with torch.no_grad(), policy.precision():
