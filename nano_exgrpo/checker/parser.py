@@ -856,6 +856,7 @@ class AnswerParser:
             self.at += 1
             return self.call(Sym(f"\\{name} {self.tokens[self.at - 1].text}"))
         under = self.argument()
+        self.split_at = -1  # \vec33 is no product
         if name == "hat" and under in (Op("i"), Sym("j"), Sym("k")):  # the unit vectors, like \\mathbf{i}
             return under
         if name == "overline" and "i" in tree.contents(under)[1]:
@@ -867,6 +868,7 @@ class AnswerParser:
         if self.token.kind == "name":
             return self.atom()
         under = self.argument()
+        self.split_at = -1  # \vec33 is no product
         return Sym(f"\\{name} {name_of(under)}") if isinstance(under, Op) and under.args else under
 
     def angle(self, name: str) -> Node:
