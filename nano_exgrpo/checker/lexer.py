@@ -400,7 +400,7 @@ def tokenize(text: str, lists: bool = False) -> list[Token]:
     if quoted := _QUOTED.fullmatch(text):
         text = quoted[2]
     tokens: list[Token] = []
-    for token in _Lexer(_CIRC.sub(r"\\degree \1", text), lists).run():
+    for token in _Lexer(_CIRC.sub(r"\\degree \1", text) if "circ" in text else text, lists).run():
         if token.kind in ("text", "word") and token.text in _WORD_SIGNS:
             token = Token("op", _WORD_SIGNS[token.text])
         elif token.text == "}" and tokens and tokens[-1].text == "{" and token.kind == tokens[-1].kind == "op":

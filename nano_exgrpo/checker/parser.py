@@ -375,9 +375,9 @@ class AnswerParser:
                 self.at += 1
                 node = Op("mod", (node, self.signed()))
             elif self.starts_atom():
-                separate = "^" in tree.contents(node)[1] or self.at == self.split_at  # 2^3 3^2, \frac125
-                if before.kind == "num" and self.token.kind == "num" and not separate:
-                    raise ParseError("two numbers side by side")
+                if before.kind == "num" and self.token.kind == "num" and self.at != self.split_at:  # \frac125
+                    if "^" not in tree.contents(node)[1]:  # 2^3 3^2
+                        raise ParseError("two numbers side by side")
                 if before.kind == "op" and before.text in ("%", "deg") and self.token.kind == "num":
                     raise ParseError("a number after a percent or degree sign")
                 node = times(node, self.power())

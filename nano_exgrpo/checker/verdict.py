@@ -95,7 +95,9 @@ class Judge:
     """One verdict: `why` says, for people, what decided it."""
 
     def __init__(self, gold: Node, answer: Node):
-        self.gold, self.answer = (settled(node, [SETTLING]) for node in (gold, answer))
+        self.gold, self.answer = (
+            settled(node, [SETTLING]) if tree.contents(node)[1] & BIG else node for node in (gold, answer)
+        )
         self.budget = [BUDGET]  # the work left to this verdict
         self.forms = 0  # comparisons of sympy forms so far
         self.line = RealLine(self.budget)

@@ -111,6 +111,8 @@ def choice(tokens: list[Token]) -> tuple[Token, list[Token], bool] | None:
 
 def statements(tokens: list[Token]) -> list[list[Token]]:
     """An answer, and what it states: `Yes` of "Yes, because ...", the value of "The rank is 3"."""
+    if not any(is_word(token) for token in tokens):
+        return [tokens]
     found = [numbered(tokens)]
     if is_word(tokens[0]) and tokens[0].text.lower() in VERDICTS and tokens[1].text in (",", "."):
         if tokens[2].text.lower() not in VERDICTS:
