@@ -385,7 +385,8 @@ class Judge:
             return cases
         for at, case in enumerate(cases):
             if self.is_rest(case.items[-1], conditions[:at] + conditions[at + 1 :]) and any(
-                other.items[-1] == rest and self.equal(other.items[0], case.items[0]) for other in others
+                isinstance(other, Seq) and other.items[1:] == [rest] and self.equal(other.items[0], case.items[0])
+                for other in others
             ):
                 return [*cases[:at], Seq("tuple", [case.items[0], rest]), *cases[at + 1 :]]
         return cases
