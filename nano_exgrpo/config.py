@@ -189,6 +189,9 @@ class TrainConfig:
         "trajectories of each step written to samples.jsonl, with the entropy of each token; -1 for all",
         low=-1,
     )
+    tracker: str = setting(
+        "none", "where else the metrics go, for watching a run live", choices="none tensorboard wandb trackio"
+    )
     resume: str = setting("", "run folder to go on with, at its last checkpoint")
 
     def __post_init__(self) -> None:
@@ -251,7 +254,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 # is learned, and from what, may not: the run's config.json has to stay true for all of its steps.
 MAY_CHANGE = frozenset(
     "steps eval_every save_every log_samples sampler device threads dtype rollout_batch train_batch_tokens "
-    "gradient_checkpointing".split()
+    "gradient_checkpointing tracker".split()
 )
 
 
