@@ -148,7 +148,7 @@ class TrainConfig:
     )
     lora_rank: int = setting(
         0,
-        "train adapters of this rank on frozen weights, with about ten times the lr (needs peft); 0: all weights",
+        "train adapters of this rank on frozen weights, with about ten times the lr; 0: all weights",
         high=4096,
     )
     sampler: str = setting(

@@ -16,8 +16,7 @@ from conftest import ROOT
 import nano_exgrpo
 
 OPTIONAL = (
-    "matplotlib datasets peft torchao trl pandas scipy accelerate math_verify latex2sympy2_extended bitsandbytes vllm "
-    "antlr4"
+    "matplotlib datasets torchao trl pandas scipy accelerate math_verify latex2sympy2_extended bitsandbytes vllm antlr4"
 ).split()
 
 BLOCK = """

@@ -9,6 +9,7 @@ memory        will it fit?
 run_folder    what a run leaves behind, and who may write it
 curves        metrics -> a picture
 metrics       what is measured while training
+tracker       metrics -> tensorboard, wandb, trackio
 checkpoint    save and resume, bit for bit
 session       the state that steps change, and the run around it
 prepare       what a run starts from
