@@ -54,10 +54,10 @@ def test_the_notebook_is_made_from_the_text() -> None:
     assert kept == sync.notebook(text()), "run: python docs/sync.py"
     code = [cell for cell in kept.cells if cell.cell_type == "code"]
     assert len(code) == text().count("```python run") + 1
-    prose = "".join(cell.source for cell in kept.cells if cell.cell_type == "markdown")
+    prose = "\n".join(cell.source for cell in kept.cells if cell.cell_type == "markdown")
     assert "# nano_exgrpo/loss.py, on_policy_term" in prose and "<!--" not in prose and "<details>" not in prose
+    headings = {heading.replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", prose, re.MULTILINE)}
     for link in re.findall(r"\]\(([^)\s]+)\)", prose):
-        headings = [heading.replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", prose, re.MULTILINE)]
         assert link[1:] in headings if link[0] == "#" else "://" in link or (ROOT / "docs" / link).is_file(), link
 
 
