@@ -219,7 +219,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         TOY, questions_per_step=16, lr=5e-5, max_prompt_length=24, toy_skill_steps=500, start_threshold=-1.0,
         out_of_reach=0.98,
     ),
-    # SmolLM2-135M-Instruct on two CPU cores: it boxes nothing at first, and learns arithmetic in words in 15 minutes.
+    # SmolLM2-135M-Instruct on two CPU cores. It boxes nothing at first: the warm-up shows it how, rewards do the rest.
     "laptop": dict(
         data="arithmetic:easy", steps=30, questions_per_step=8, max_prompt_length=64, max_response_length=32, lr=5e-6,
         system_prompt="Box the answer.", start_threshold=-1.0, sampler="loop", train_batch_tokens=2048,
