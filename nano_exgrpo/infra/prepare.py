@@ -221,20 +221,20 @@ def follow_demonstrations(
 
 def warmed_up_toy(config: TrainConfig, held_out: Sequence[Question], device: torch.device, stop: StopRequest) -> Policy:
     """The toy after its warm start; taken from the cache where that was done before."""
-    phases = toy.warm_start(
-        held_out,
-        skill_steps=config.toy_skill_steps if config.warmup_steps else 0,
-        steps=config.warmup_steps,
-        lr=config.warmup_lr,
-        reasoning=config.toy_reasoning,
-        seed=config.seed,
-    )
-    if not phases:
+    if not config.warmup_steps:
         return toy.build_policy(seed=config.seed, device=device)
     cache = Path(config.run).parent / ".warmup" / warm_start_key(config, device)
     if (cache / "config.json").exists():
         print(f"warmed-up policy from {cache}")
         return load_policy(str(cache), device=device)
+    phases = toy.warm_start(
+        held_out,
+        skill_steps=config.toy_skill_steps,
+        steps=config.warmup_steps,
+        lr=config.warmup_lr,
+        reasoning=config.toy_reasoning,
+        seed=config.seed,
+    )
     policy = toy.build_policy(seed=config.seed, device=device)
     with warmup_bar(sum(phase.steps for phase in phases), stop) as on_step:
         for pairs, steps, lr in phases:
