@@ -118,9 +118,7 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
     # ---- the method's state
     seed = config.seed + distributed.rank()
     sampler = QuestionSampler(list(questions.values()), seed=seed)
-    buffer = ReplayBuffer(config.group_size, seed=seed, max_per_question=config.max_per_question,
-        max_failures=config.max_failures, max_age=config.max_age)
-    seen = 0
+    buffer = ReplayBuffer(config.group_size, seed=seed, max_per_question=config.max_per_question)
     started, bad_steps, first_step, tokens_seen = False, 0, 0, 0
     if resumed is not None:
         state = resumed[1]
@@ -207,14 +205,10 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
             buffer,
             replayed_ids,
             method=config.trajectory_choice,
-            max_entropy=config.max_entropy,
             temperature=config.temperature,
             token_budget=config.train_batch_tokens,
             chunk_bytes=config.logits_megabytes * 2**20,
         )
-        if config.max_entropy:
-            having = {t.question_id for t in chosen}
-            replayed_ids.sort(key=lambda id: id not in having)
         clock.lap("choose")
 
         # 4. Rollouts. K for a fresh question, K − 1 beside a replayed trajectory.
@@ -243,10 +237,6 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
             group.insert(0, trajectory)
         rewards = torch.tensor([[t.reward for t in group] for group in groups])  # [B, K]
         advantages = group_advantages(rewards, normalize_std=config.normalize_std)  # [B, K]
-        if config.fresh_baseline:
-            for row, group in enumerate(groups):
-                if group[0].replayed:
-                    advantages[row, 1:] = rewards[row, 1:] - rewards[row, 1:].mean()
         advantages = keep_difficulty(advantages, rewards, config.difficulty)
         clock.lap("reward")
         samples = sample_rows(policy, groups, config) if distributed.is_main() else []
@@ -259,15 +249,12 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
         clock.lap("update")
 
         # 8. Delayed start, checked first because storing begins with the very step that passes the threshold.
-        seen += sum(int(r.sum()) for r in rewards if 0 < r.sum() < len(r))
-        passed = seen >= config.start_successes if config.start_successes else success_rate > config.start_threshold
-        started = started or (config.algo == "exgrpo" and passed)
+        started = started or (config.algo == "exgrpo" and success_rate > config.start_threshold)
         # 7. Update the buffer. Retirement leaves enough questions to fill a batch.
         if started:
             for group in groups:
                 left = len(questions) - len(buffer.retired)
                 buffer.update(group, may_retire=config.retire and left > B)
-            buffer.end_step()
 
         # ---- everything below only watches
         row = {

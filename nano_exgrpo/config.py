@@ -70,14 +70,8 @@ class TrainConfig:
         "lowest",
         "which stored success to replay, by entropy under the current policy; none: ask the question again without one",
         paper="lowest",
-        choices=("lowest", "random", "highest", "risen", "none"),
+        choices=("lowest", "random", "highest", "none"),
     )
-    max_failures: int = setting(0, "a question leaves the buffer after so many groups in a row without a fresh success; 0: never")
-    max_age: int = setting(0, "a question leaves the buffer so many steps after its latest fresh success; 0: never")
-    max_entropy: float = setting(0.0, "replay no success of a higher mean entropy (nats): its question is asked again without one; 0: no bound")
-    start_successes: int = setting(0, "in place of start_threshold: start once so many successes in mixed groups were seen; 0: off")
-    scaled_shaping: bool = setting(False, "scale the shaping so that a replayed token weighs 1 at w = 1")
-    fresh_baseline: bool = setting(False, "fresh responses beside a replayed one are compared with each other alone")
     max_per_question: int = setting(0, "most stored successes of one question, the newest; 0 keeps all", paper=0)
     retire: bool = setting(True, "never ask again what all K trajectories solved", paper=True)
     shaping: bool = setting(True, "shape the replayed weight, f(w) = w/(w+beta)", paper=True)
@@ -441,9 +435,6 @@ def validate(config: TrainConfig) -> None:
         "toy_demonstrations",
         "toy_skill_steps",
         "max_per_question",
-        "max_failures",
-        "max_age",
-        "start_successes",
         "threads",
     ):
         need(getattr(config, name) >= 0, name, "0 or more")

@@ -110,7 +110,6 @@ def exgrpo_loss(
     beta: float = 0.1,
     shaping: bool = True,
     importance_correction: bool = True,
-    scaled_shaping: bool = False,
 ) -> LossParts:
     """ExGRPO's objective on B rows, negated (paper, section 4.2).
 
@@ -129,8 +128,6 @@ def exgrpo_loss(
     ratio = log_ratio.clamp(max=30.0).exp()  # [B, T]; e^30 is far beyond any clip, and e^90 would be inf
     signed = advantages[:, None]  # [B, 1]
     replay_ratio = shape(ratio, beta) if shaping else ratio  # [B, T]
-    if scaled_shaping:
-        replay_ratio = replay_ratio * ((1 + beta) ** 2 / beta if shaping else 1.0)
     fresh_term = on_policy_term(ratio, signed, clip_range)  # [B, T]
     term = torch.where(replayed[:, None], replay_ratio * signed, fresh_term)  # [B, T]
     loss = -term.masked_fill(~mask, 0.0).sum() / denominator

@@ -17,9 +17,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
-from nano_exgrpo.logprobs import mean_entropies, token_batches, token_logprobs
+from nano_exgrpo.logprobs import mean_entropies
 from nano_exgrpo.policy import Policy
 from nano_exgrpo.rollout import Trajectory
 
@@ -27,16 +25,10 @@ from nano_exgrpo.rollout import Trajectory
 class ReplayBuffer:
     """group_size: K. Everything else is state; all of it is in `state_dict`."""
 
-    def __init__(
-        self, group_size: int, *, seed: int, max_per_question: int = 0, max_failures: int = 0, max_age: int = 0
-    ) -> None:
+    def __init__(self, group_size: int, *, seed: int, max_per_question: int = 0) -> None:
         """max_per_question: most successes kept of one question, the newest ones; 0 keeps all (the paper)."""
         self.group_size = group_size
         self.max_per_question = max_per_question
-        self.max_failures, self.max_age = max_failures, max_age
-        self.failures: dict[str, int] = {}  # groups in a row without a fresh success
-        self.confirmed: dict[str, int] = {}  # step of the latest fresh success
-        self.step = 0
         self.rng = random.Random(seed)
         self.stored: dict[str, list[Trajectory]] = {}
         self.bucket: dict[str, int] = {}
@@ -95,7 +87,7 @@ class ReplayBuffer:
         if method == "random":
             index = self.rng.randrange(len(trajectories))
         else:
-            pick = max if method == "highest" else min
+            pick = min if method == "lowest" else max
             index = pick(range(len(trajectories)), key=lambda i: entropies[i])
         chosen = Trajectory(**vars(trajectories[index]))
         chosen.replayed = True
@@ -117,16 +109,6 @@ class ReplayBuffer:
         """
         question_id = group[0].question_id
         successes = [t for t in group if t.reward > 0]
-        if question_id in self.stored:
-            if any(not t.replayed for t in successes):
-                self.failures[question_id] = 0
-            else:
-                self.failures[question_id] = self.failures.get(question_id, 0) + 1
-                if self.failures[question_id] == self.max_failures:
-                    self.forget(question_id)
-                    return
-        if any(not t.replayed for t in successes):
-            self.confirmed[question_id] = self.step
         if not successes or question_id in self.retired:
             return
         if len(successes) == len(group) and may_retire:
@@ -145,16 +127,6 @@ class ReplayBuffer:
         if known:
             self.stored[question_id] = known[-self.max_per_question :]  # [-0:] keeps all
             self.bucket[question_id] = len(successes)
-
-    def forget(self, question_id: str) -> None:
-        for of_question in (self.stored, self.bucket, self.failures, self.confirmed):
-            of_question.pop(question_id, None)
-
-    def end_step(self) -> None:
-        self.step += 1
-        if self.max_age:
-            for question_id in [q for q in self.stored if self.step - self.confirmed[q] > self.max_age]:
-                self.forget(question_id)
 
     # ------------------------------------------------------------------------ save and load
 
@@ -181,7 +153,6 @@ def choose_trajectories(
     question_ids: Sequence[str],
     *,
     method: str = "lowest",
-    max_entropy: float = 0.0,
     temperature: float = 1.0,
     token_budget: int = 16_384,
     chunk_bytes: int = 256 * 2**20,
@@ -193,16 +164,13 @@ def choose_trajectories(
     if method == "none":
         return [], 0
     stored = [t for id in question_ids for t in buffer.stored[id]]
-    measure = falls if method == "risen" else mean_entropies
     entropies, scored_tokens = [math.nan] * len(stored), 0
     if stored and method != "random":
         scored_tokens = sum(len(t.response_ids) for t in stored)
-        more = {"past": [t.logprobs for t in stored]} if method == "risen" else {}
-        entropies = measure(
+        entropies = mean_entropies(
             policy,
             [t.prompt_ids for t in stored],
             [t.response_ids for t in stored],
-            **more,
             temperature=temperature,
             token_budget=token_budget,
             chunk_bytes=chunk_bytes,
@@ -210,22 +178,6 @@ def choose_trajectories(
     chosen, start = [], 0
     for id in question_ids:
         end = start + len(buffer.stored[id])
-        candidate = buffer.choose(id, entropies[start:end], method=method)
-        if not max_entropy or candidate.entropy <= max_entropy:
-            chosen.append(candidate)
+        chosen.append(buffer.choose(id, entropies[start:end], method=method))
         start = end
     return chosen, scored_tokens
-
-
-def falls(policy, prompt_ids, response_ids, *, past, temperature, token_budget, chunk_bytes):
-    """[B] mean over a response's tokens of log π_past − log π_θ: the lowest has risen most since it was stored."""
-    means = torch.zeros(len(response_ids))
-    with torch.no_grad():
-        for batch in token_batches([len(p) + len(r) for p, r in zip(prompt_ids, response_ids)], token_budget):
-            logprobs, _, _ = token_logprobs(
-                policy, [prompt_ids[i] for i in batch], [response_ids[i] for i in batch],
-                temperature=temperature, with_entropy=False, chunk_bytes=chunk_bytes,
-            )
-            for place, i in enumerate(batch):
-                means[i] = (past[i] - logprobs[place, : len(past[i])].cpu()).mean()
-    return means

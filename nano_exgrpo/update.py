@@ -107,7 +107,6 @@ def update_policy(
                 beta=config.beta,
                 shaping=config.shaping,
                 importance_correction=config.importance_correction,
-                scaled_shaping=config.scaled_shaping,
             )
             loss = parts.loss
             if config.entropy_coef:  # left out where it is 0, so that nothing is derived from the entropies
