@@ -1,11 +1,12 @@
-"""Accuracy and latency of the answer checker against math-verify, on the same cases in one run.
+"""Accuracy and latency of the answer checker, alone or against math-verify, on the same cases in one run.
 
-    python bench/checker.py [CASES.jsonl] [--skip-others]
+    python bench/checker.py [CASES.jsonl] [--against math-verify]
 
-A case is a line `{"kind", "gold", "response", "expected"}`. Without the file, the handed cases beside the project are, else a small built-in set. Each
-verdict runs in this process, one after another, in the main thread (math-verify's time limits only work there); the
-last columns count what a training loop would suffer: wrong answers rewarded, right answers missed, slow verdicts.
-Times are CPU time of the thread; sympy's import, once a process where a verdict needs it, is not among them.
+A case is a line `{"kind", "gold", "response", "expected"}`, or a pair `{"gold", "answer", "equal"[, "kind"]}`, whose
+answer is put into a box. Without the file, the handed cases beside the project are, else a small built-in set. Each
+verdict runs in this process, one after another, in the main thread (math-verify's time limits only work there). Wrong
+accepts are shares of the unequal cases: what a training loop would reward by mistake. Wrong rejects are shares of the
+equal ones. Times are CPU time of the thread; the import of sympy is not among them.
 `math-verify` is optional: `pip install "math-verify[antlr4_13_2]"`.
 """
 
@@ -16,16 +17,19 @@ import json
 import logging
 import sys
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # a script in a folder of its own, of a project that need not be installed
 
 from nano_exgrpo.checker import reward  # noqa: E402
+from nano_exgrpo.evaluation.statistics import wilson  # noqa: E402
 
-DEFAULT = Path(__file__).resolve().parent.parent.parent / "shared" / "checker" / "handed.jsonl"
-APART = ("nobox", "convention")  # kinds whose verdict is a grader's policy
+HANDED = ROOT.parent / "shared" / "checker" / "handed.jsonl"
+APART = ("nobox", "convention")  # kinds whose verdict is a grader's policy: in the table of kinds only
+SLOW = 5.0  # seconds: math-verify's own limit
 BUILT_IN = [  # kind, gold, what is boxed, expected
     ("number", "1234", "1{,}234", True),
     ("number", "10000", "10001", False),
@@ -49,28 +53,48 @@ BUILT_IN = [  # kind, gold, what is boxed, expected
 ]
 
 
-def load(path: Path | None) -> list[dict]:
-    """The cases of a file, or the built-in ones.
+@dataclass(frozen=True)
+class Case:
+    kind: str
+    gold: str
+    response: str
+    expected: bool
 
-    Raises:
-        OSError: there is no such file.
-        ValueError: a line is not a case.
-    """
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a grader said to a case, and the seconds that it took."""
+
+    case: Case
+    accepted: bool
+    seconds: float
+
+    @property
+    def right(self) -> bool:
+        return self.accepted == self.case.expected
+
+
+def load(path: Path | None) -> list[Case]:
+    """The cases of a file, or the built-in ones. Raises ValueError if a line is no case, OSError without the file."""
     if path is None:
-        return [
-            dict(kind=kind, gold=gold, response=rf"The answer is $\boxed{{{answer}}}$.", expected=expected)
-            for kind, gold, answer, expected in BUILT_IN
-        ]
+        return [Case(kind, gold, boxed(answer), expected) for kind, gold, answer, expected in BUILT_IN]
     cases = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
-            case = json.loads(line)
-            cases.append({name: case[name] for name in ("kind", "gold", "response", "expected")})
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{path}, line {number}: not a case with kind, gold, response, expected ({error!r})"
-            ) from None
+            row = json.loads(line)
+            if "response" in row:
+                cases.append(Case(row["kind"], row["gold"], row["response"], row["expected"]))
+            else:
+                cases.append(Case(row.get("kind", "pair"), row["gold"], boxed(row["answer"]), row["equal"]))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path}, line {number}: neither a case nor a pair ({error!r})") from None
+    if not cases:
+        raise ValueError(f"{path} holds no cases")
     return cases
+
+
+def boxed(answer: str) -> str:
+    return rf"The answer is $\boxed{{{answer}}}$."
 
 
 def math_verify_reward(response: str, gold: str) -> float:
@@ -80,74 +104,90 @@ def math_verify_reward(response: str, gold: str) -> float:
     return float(verify(parse(f"${gold}$"), parse(response)))
 
 
-def measure(grader: Callable[[str, str], float], cases: list[dict]) -> tuple[list[bool], list[float]]:
-    """(verdict, seconds) of each case; a grader that raises says no."""
-    verdicts, seconds = [], []
-    grader(r"\boxed{\sqrt2}", r"\frac{1}{2}")  # imports and caches
+def measure(grader: Callable[[str, str], float], cases: list[Case]) -> list[Verdict]:
+    """The verdicts of a grader; one that raises says no."""
     import sympy  # noqa: F401
 
+    grader(r"\boxed{\sqrt2}", r"\frac{1}{2}")  # imports and caches
+    verdicts = []
     for case in cases:
         start = time.thread_time()
         try:
-            verdict = grader(case["response"], case["gold"]) == 1.0
+            accepted = grader(case.response, case.gold) == 1.0
         except Exception:
-            verdict = False
-        seconds.append(time.thread_time() - start)
-        verdicts.append(verdict)
-    return verdicts, seconds
+            accepted = False
+        verdicts.append(Verdict(case, accepted, time.thread_time() - start))
+    return verdicts
 
 
-def report(names: list[str], results: list[tuple[list[bool], list[float]]], cases: list[dict]) -> None:
-    """Print accuracy by kind, then the summary, as Markdown tables."""
-    total = Counter(case["kind"] for case in cases)
-    right: dict[str, Counter] = defaultdict(Counter)
-    for name, (verdicts, _) in zip(names, results):
-        right[name].update(case["kind"] for case, verdict in zip(cases, verdicts) if verdict is case["expected"])
-    print("| kind | cases | " + " | ".join(names) + " |\n|---|---|" + "---|" * len(names))
-    for kind in sorted(total, key=lambda k: (k in APART, k)):
-        shares = (f"{right[name][kind] / total[kind]:.1%}" for name in names)
-        print(f"| {kind} | {total[kind]} | " + " | ".join(shares) + " |")
-    print("\n| grader | accuracy | accepts wrong | rejects right | over 0.25 s | median ms | p99 ms | slowest ms |")
-    print("|---|---|---|---|---|---|---|---|")
-    asked = [kind for kind in total if kind not in APART]
-    for name, (verdicts, seconds) in zip(names, results):
-        wrong = Counter(case["expected"] for case, verdict in zip(cases, verdicts) if verdict is not case["expected"])
-        accuracy = sum(right[name][kind] for kind in asked) / sum(total[kind] for kind in asked)
-        ranked = sorted(1e3 * s for s in seconds)
-        median, p99 = ranked[len(ranked) // 2], ranked[int(0.99 * len(ranked))]
-        print(
-            f"| {name} | {accuracy:.2%} | {wrong[False]} | {wrong[True]} | {sum(s > 0.25 for s in seconds)} | "
-            f"{median:.3f} | {p99:.1f} | {ranked[-1]:.0f} |"
+def share(count: int, of: int) -> str:
+    """`count` and its share with Wilson's 95 % interval.
+
+    >>> share(1, 200)
+    '1: 0.5 % (0.1 to 2.8)'
+    """
+    if not of:
+        return "0 of 0"
+    interval = wilson(count, of)
+    value, low, high = (100 * part for part in (interval.value, interval.low, interval.high))
+    return f"{count}: {value:.1f} % ({low:.1f} to {high:.1f})"
+
+
+def table_of_kinds(results: dict[str, list[Verdict]], cases: list[Case]) -> str:
+    """The share of right verdicts of each kind, as a Markdown table."""
+    lines = ["| kind | cases | " + " | ".join(results) + " |", "|---|---|" + "---|" * len(results)]
+    for kind in sorted({case.kind for case in cases}, key=lambda kind: (kind in APART, kind)):
+        of_kind = [[v.right for v in verdicts if v.case.kind == kind] for verdicts in results.values()]
+        shares = " | ".join(f"{sum(right) / len(right):.1%}" for right in of_kind)
+        lines.append(f"| {kind} | {len(of_kind[0])} | {shares} |")
+    return "\n".join(lines)
+
+
+def summary(results: dict[str, list[Verdict]]) -> str:
+    """Accuracy and latency of each grader, as a Markdown table."""
+    lines = [
+        f"| grader | right | wrong accepts | wrong rejects | median ms | p99 ms | slowest ms | over {SLOW:.0f} s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, verdicts in results.items():
+        asked = [v for v in verdicts if v.case.kind not in APART]
+        equal = [v for v in asked if v.case.expected]
+        unequal = [v for v in asked if not v.case.expected]
+        shares = (
+            share(sum(v.right for v in asked), len(asked)),
+            share(sum(v.accepted for v in unequal), len(unequal)),
+            share(sum(not v.accepted for v in equal), len(equal)),
         )
-    print(f"\n{len(cases)} cases; the accuracy leaves out {', '.join(APART)}.")
+        times = sorted(1e3 * v.seconds for v in verdicts)
+        median, p99 = times[len(times) // 2], times[int(0.99 * len(times))]
+        slow = sum(v.seconds > SLOW for v in verdicts)
+        lines.append(f"| {name} | {' | '.join(shares)} | {median:.2f} | {p99:.1f} | {times[-1]:.0f} | {slow} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "cases",
-        nargs="?",
-        type=Path,
-        help="JSON lines; default: the handed cases beside the project, else a built-in set",
+        "cases", nargs="?", type=Path, help="JSON lines; default: the handed cases, else a built-in set"
     )
-    parser.add_argument("--skip-others", action="store_true", help="measure this project alone")
+    parser.add_argument("--against", choices=["math-verify"], help="measure this grader on the same cases as well")
     args = parser.parse_args()
-    path = args.cases or (DEFAULT if DEFAULT.exists() else None)
+    path = args.cases or (HANDED if HANDED.exists() else None)
     try:
         cases = load(path)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    print(f"cases: {path.name if path else 'built in'}\n")
     graders: dict[str, Callable[[str, str], float]] = {"nano-exgrpo": reward}
-    if not args.skip_others:
+    if args.against:
         try:
             import math_verify  # noqa: F401
-
-            logging.disable(logging.CRITICAL)  # it logs each answer that it cannot read
-            graders["math-verify"] = math_verify_reward
         except ImportError:
-            print('math-verify is not installed: pip install "math-verify[antlr4_13_2]"\n')
-    report(list(graders), [measure(grader, cases) for grader in graders.values()], cases)
+            parser.error('math-verify is not installed: pip install "math-verify[antlr4_13_2]"')
+        logging.disable(logging.CRITICAL)  # it logs each answer that it cannot read
+        graders["math-verify"] = math_verify_reward
+    results = {name: measure(grader, cases) for name, grader in graders.items()}
+    print(f"{len(cases)} cases: {path.name if path else 'built in'}\n\n{table_of_kinds(results, cases)}\n")
+    print(f"{summary(results)}\n\nCounts, shares and Wilson's 95 % intervals; they leave out {' and '.join(APART)}.")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -29,12 +30,10 @@ from nano_exgrpo.rollout import generate_responses, sampling_config
 
 def own(shape: Shape, sampler: str, rows: int) -> list[int]:
     """The lengths of all responses by --sampler `sampler`, at most `rows` at a time."""
-    shape.policy.sampler = sampler
     groups = generate_responses(
-        shape.policy,
-        shape.prompt_ids,
+        replace(shape.policy, sampler=sampler),
+        [question.prompt_ids for question in shape.questions],
         shape.group_size,
-        temperature=1.0,
         max_new_tokens=shape.response_length,
         batch_size=rows,
     )
@@ -45,12 +44,12 @@ def continuous(shape: Shape, rows: int) -> list[int]:
     """The same by `generate_batch`, which fills a finished response's place with the next one."""
     from transformers import ContinuousBatchingConfig
 
-    prompts = [ids.tolist() for ids in shape.prompt_ids for _ in range(shape.group_size)]
+    prompts = [question.prompt_ids.tolist() for question in shape.questions for _ in range(shape.group_size)]
     page = 64
     blocks = rows * -(-(len(prompts[0]) + shape.response_length) // page)
     found = shape.policy.model.generate_batch(
         prompts,
-        generation_config=sampling_config(shape.policy, 1.0, 1.0, shape.response_length),
+        generation_config=sampling_config(shape.policy, 1.0, shape.response_length),
         continuous_batching_config=ContinuousBatchingConfig(
             page_size=page, num_blocks=blocks, max_requests_per_batch=rows, max_batch_tokens=rows * page
         ),
@@ -69,7 +68,7 @@ def main() -> int:
     torch.set_num_threads(args.threads)
     logging.disable(logging.WARNING)
     shape = SHAPES[args.shape]()
-    shape.policy.stop_ids = tuple(range(1, 1 + args.stops))
+    shape.policy = replace(shape.policy, stop_ids=tuple(range(1, 1 + args.stops)))
     ways: dict[str, Callable[[], list[int]]] = {
         "generate": lambda: own(shape, "generate", args.rows),
         "loop": lambda: own(shape, "loop", args.rows),

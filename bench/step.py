@@ -4,10 +4,8 @@
     pip install "trl==1.16"
     python bench/step.py --shape a                      the toy: 32 questions, K 8, about 9 tokens a response
     python bench/step.py --shape b                      135M weights, vocabulary 49,152: 25 minutes on two cores
-    python bench/step.py --shape b --compile            our layers compiled, and our update once more without
     python bench/step.py --shape b --dtype bfloat16     the same with products in bf16, on both sides
     python bench/step.py --shape b --update             our update alone, and where its time goes: 3 minutes
-    python bench/step.py --shape b --update --compile   the same, plain and compiled in turns
     python bench/step.py --shape b --memory             peak memory, each side in a process of its own
 
 Both sides start from the same weights, ask the same prompts, take the same K and lengths, and make one update a
@@ -26,8 +24,8 @@ What was measured before it was kept (shape b, two cores, fp32 unless said):
 and what was not kept:
     a KV cache with room to grow instead of torch.cat: 4 to 8 % of generation in bf16, within noise in fp32
     transformers' continuous batching: slower than `generate` on the CPU (bench/generate.py)
-What an environment can do: on Linux MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1099511627776 THP_MEM_ALLOC_ENABLE=1 keeps
-freed memory for the next tensor; without, the system clears the pages of every large one.
+What an environment can do: on Linux MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1099511627776 THP_MEM_ALLOC_ENABLE=1
+keeps freed memory for the next tensor; without, the system clears the pages of every large one.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ import sys
 import tempfile
 import time
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,18 +52,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 warnings.filterwarnings("ignore")
 
 import torch
-from torch import Tensor
 
 from nano_exgrpo import toy
 from nano_exgrpo.config import resolve
 from nano_exgrpo.infra.precision import make_optimizer
 from nano_exgrpo.loss import group_advantages
-from nano_exgrpo.policy import Policy, compile_layers, make_policy
-from nano_exgrpo.questions import sum_questions
-from nano_exgrpo.rollout import Trajectory, rollout, sampling_config
-from nano_exgrpo.sampling_loop import for_generation, pad_left
+from nano_exgrpo.policy import Policy, encode_questions, make_policy
+from nano_exgrpo.questions import Question
+from nano_exgrpo.rollout import rollout, sampling_config
+from nano_exgrpo.sampling_loop import pad_left
+from nano_exgrpo.trajectory import Trajectory
 from nano_exgrpo.update import update_policy
-from nano_exgrpo.warmup import warm_up
+from nano_exgrpo.warmup import encode_demonstrations, warm_up
 
 
 @dataclass
@@ -73,22 +71,21 @@ class Shape:
     """What is trained on: B questions, K responses each, of at most T tokens."""
 
     policy: Policy
-    prompts: list[str]
-    prompt_ids: list[Tensor]
+    questions: list[Question]  # the prompt of each is what the policy reads, chat template included
     group_size: int
     response_length: int
 
 
 @dataclass
 class Laps:
-    """Seconds of each part of each step, CPU seconds of all threads, and how many tokens it generated and rows it trained on."""
+    """Seconds of each part of each step, CPU seconds of all threads, and how many tokens it generated and rows it
+    trained on."""
 
     generate: list[float] = field(default_factory=list)
     score: list[float] = field(default_factory=list)
     update: list[float] = field(default_factory=list)
     step: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
-    uncompiled: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
 
@@ -99,7 +96,8 @@ class Laps:
         return statistics.median(tokens / seconds for tokens, seconds in list(zip(self.tokens, self.generate))[warm:])
 
     def update_rate(self, shape: Shape, warm: int) -> float:
-        """GFLOP/s of the update, each step's by its own rows: now and then all of a mixed group is right, and left out."""
+        """GFLOP/s of the update, each step's by its own rows: now and then all of a mixed group is right, and left
+        out."""
         steps = list(zip(self.rows, self.tokens, self.update))[warm:]
         return statistics.median(update_flops(shape, rows, tokens) / seconds for rows, tokens, seconds in steps) / 1e9
 
@@ -109,15 +107,13 @@ class Laps:
 
 def toy_shape() -> Shape:
     policy = toy.build_policy(seed=0)
-    questions = sum_questions(400, seed=0)
-    pairs = toy.demonstrations(questions, reasoning=0.9, seed=0)
-    ids = lambda text: torch.tensor(policy.tokenizer(text, add_special_tokens=False)["input_ids"])  # noqa: E731
-    prompt = lambda text: f"<|user|> {text} <|assistant|>"  # noqa: E731
-    examples = [(ids(prompt(q)), ids(f"{r} <|end|>")) for q, r in pairs]
+    questions = toy.sum_questions(400, seed=0)
+    examples = encode_demonstrations(policy, toy.demonstrations(questions, reasoning=0.9, seed=0), "")
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.0)
     warm_up(policy, optimizer, examples, steps=300, batch_size=64, seed=0)
-    prompts = [prompt(q.prompt) for q in questions[:32]]
-    return Shape(policy, prompts, [ids(p) for p in prompts], group_size=8, response_length=16)
+    asked = encode_questions(policy, questions[:32], "")
+    asked = [replace(q, prompt=policy.tokenizer.decode(q.prompt_ids)) for q in asked]
+    return Shape(policy, asked, group_size=8, response_length=16)
 
 
 def llama_shape(
@@ -144,8 +140,8 @@ def llama_shape(
     )  # fmt: skip
     policy = make_policy(LlamaForCausalLM(config), tokenizer)
     ids = [torch.randint(2, vocabulary, (prompt,)) for _ in range(questions)]
-    prompts = [" ".join(f"w{i}" for i in row.tolist()) for row in ids]
-    return Shape(policy, prompts, ids, group_size=8, response_length=response)
+    asked = [Question(str(n), " ".join(f"w{i}" for i in row.tolist()), "", prompt_ids=row) for n, row in enumerate(ids)]
+    return Shape(policy, asked, group_size=8, response_length=response)
 
 
 SHAPES = {"a": toy_shape, "b": llama_shape, "small": lambda: llama_shape(8_192, 192, 6, prompt=32, response=32)}
@@ -164,30 +160,25 @@ def reward_of(group: int, completion: list[int]) -> float:
 class Ours:
     """The parts of train.py's step, timed: rollouts, rewards and advantages, update."""
 
-    def __init__(
-        self, shape: Shape, *, tokens: int, dtype: str = "float32", sampler: str = "loop", compiled: bool = False
-    ) -> None:
-        self.shape, self.policy, self.laps = shape, shape.policy, Laps()
-        self.policy.sampler = sampler
-        self.policy.autocast = torch.bfloat16 if dtype == "bfloat16" else None
+    def __init__(self, shape: Shape, *, tokens: int, dtype: str = "float32", sampler: str = "loop") -> None:
+        self.shape, self.laps = shape, Laps()
+        autocast = torch.bfloat16 if dtype == "bfloat16" else None
+        self.policy = replace(shape.policy, sampler=sampler, autocast=autocast, token_budget=tokens)
         self.config = resolve(dict(
-            preset="none", questions_per_step=len(shape.prompts), group_size=shape.group_size,
+            preset="none", questions_per_step=len(shape.questions), group_size=shape.group_size,
             max_response_length=shape.response_length, train_batch_tokens=tokens,
         ))  # fmt: skip
-        if compiled:
-            compile_layers(self.policy)
         self.optimizer = make_optimizer(self.policy.model.parameters(), "adamw", lr=1e-6, weight_decay=0.0)
 
     def step(self) -> None:
         shape, start, cpu = self.shape, time.perf_counter(), time.process_time()
-        asked = [(str(i), ids) for i, ids in enumerate(shape.prompt_ids)]
         groups = rollout(
-            self.policy, asked, shape.group_size, temperature=1.0, max_new_tokens=shape.response_length, batch_size=512
+            self.policy, shape.questions, shape.group_size, max_new_tokens=shape.response_length, batch_size=512
         )
         generated = time.perf_counter()
-        for group in groups:
+        for i, group in enumerate(groups):
             for t in group:
-                t.reward = reward_of(int(t.question_id), t.response_ids.tolist())
+                t.reward = reward_of(i, t.response_ids.tolist())
         advantages = group_advantages(torch.tensor([[t.reward for t in group] for group in groups]))
         scored = time.perf_counter()
         update_policy(self.policy, self.optimizer, groups, advantages, self.config, clip_range=0.2)
@@ -197,10 +188,6 @@ class Ours:
         self.laps.update.append(end - scored)
         self.laps.step.append(end - start)
         self.laps.cpu.append(time.process_time() - cpu)
-        if self.policy.compiled:  # once more without, outside the clock, for the comparison
-            with torch.compiler.set_stance("force_eager"):
-                update_policy(self.policy, self.optimizer, groups, advantages, self.config, clip_range=0.2)
-            self.laps.uncompiled.append(time.perf_counter() - end)
         self.laps.tokens.append(sum(len(t.response_ids) for group in groups for t in group))
         self.laps.rows.append(int((advantages != 0).sum()))
 
@@ -211,7 +198,7 @@ def run_trl(shape: Shape, args: argparse.Namespace, steps: int, after_step: Any,
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    laps, rows = Laps(), len(shape.prompts) * shape.group_size
+    laps, rows = Laps(), len(shape.questions) * shape.group_size
     settings = GRPOConfig(
         output_dir=folder, per_device_train_batch_size=args.trl_batch, gradient_accumulation_steps=rows // args.trl_batch,
         num_generations=shape.group_size, max_completion_length=shape.response_length, max_steps=steps, learning_rate=1e-6,
@@ -250,7 +237,7 @@ def run_trl(shape: Shape, args: argparse.Namespace, steps: int, after_step: Any,
             after_step(laps)
             self.started, self.cpu = time.perf_counter(), time.process_time()
 
-    data = Dataset.from_list([{"prompt": p, "group": g} for g, p in enumerate(shape.prompts)])
+    data = Dataset.from_list([{"prompt": question.prompt, "group": g} for g, question in enumerate(shape.questions)])
     trainer = Timed(
         model=shape.policy.model, reward_funcs=reward, args=settings, train_dataset=data,
         processing_class=shape.policy.tokenizer, callbacks=[Clock()],
@@ -265,12 +252,11 @@ def run_trl(shape: Shape, args: argparse.Namespace, steps: int, after_step: Any,
 def bare_generate(shape: Shape) -> float:
     """Tokens/s of `model.generate` on the whole batch, every filter off."""
     policy = shape.policy
-    ids, attention = pad_left(
-        [prompt for prompt in shape.prompt_ids for _ in range(shape.group_size)], policy
-    )  # [B·K, P] each
+    prompts = [question.prompt_ids for question in shape.questions for _ in range(shape.group_size)]
+    ids, attention = pad_left(prompts, policy)  # [B·K, P] each
     start = time.perf_counter()
-    with torch.no_grad(), policy.precision(), for_generation(policy):
-        settings = sampling_config(policy, 1.0, 1.0, shape.response_length)
+    with torch.no_grad(), policy.precision():
+        settings = sampling_config(policy, 1.0, shape.response_length)
         out = policy.model.generate(input_ids=ids, attention_mask=attention, generation_config=settings)
     return (out[:, ids.shape[1] :] != policy.pad_id).sum().item() / (time.perf_counter() - start)
 
@@ -286,8 +272,8 @@ def matmul_peak(dtype: torch.dtype) -> float:
 
 
 def product_rates(shape: Shape, tokens: int) -> tuple[float, float]:
-    """GFLOP/s of the widest product of a layer on so many tokens: the first layer's over and over, with operands that the
-    cache still holds; and every layer's in turn, each with its own operands, as in training."""
+    """GFLOP/s of the widest product of a layer on so many tokens: the first layer's over and over, with operands that
+    the cache still holds; and every layer's in turn, each with its own operands, as in training."""
     config = shape.policy.model.config
     weights = [w for w in shape.policy.model.parameters() if w.shape == (config.intermediate_size, config.hidden_size)]
     inputs = [torch.randn(tokens, w.shape[1]) for w in weights]
@@ -311,8 +297,8 @@ def update_flops(shape: Shape, rows: int, tokens: int, *, all_tokens: bool = Fal
     head = model.get_output_embeddings().weight.numel()
     body = sum(p.numel() for p in model.parameters()) - model.get_input_embeddings().weight.numel()
     body -= 0 if model.config.tie_word_embeddings else head
-    share = rows / (len(shape.prompts) * shape.group_size)
-    prompt_tokens = sum(map(len, shape.prompt_ids)) * shape.group_size
+    share = rows / (len(shape.questions) * shape.group_size)
+    prompt_tokens = sum(len(question.prompt_ids) for question in shape.questions) * shape.group_size
     return 6 * share * (body * (prompt_tokens + tokens) + head * (tokens + prompt_tokens * all_tokens))
 
 
@@ -332,7 +318,6 @@ def measure_memory(args: argparse.Namespace) -> dict[str, Any]:
         command = [sys.executable, __file__, "--side", side]
         for name in ("shape", "dtype", "tokens", "trl_batch", "sampler", "threads", "steps"):
             command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
-        command += ["--compile"] if args.compile else []
         output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         found[side] = json.loads(output.splitlines()[-1])
     return found
@@ -348,7 +333,7 @@ def one_side(args: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory() as folder:
             run_trl(shape, args, args.steps, lambda laps: None, folder)
     else:
-        ours = Ours(shape, tokens=args.tokens, dtype=args.dtype, sampler=args.sampler, compiled=args.compile)
+        ours = Ours(shape, tokens=args.tokens, dtype=args.dtype, sampler=args.sampler)
         for _ in range(args.steps):
             ours.step()
     print(json.dumps({"before": before, "peak": peak_bytes()}))
@@ -358,42 +343,39 @@ def one_side(args: argparse.Namespace) -> None:
 
 
 def measure_update(shape: Shape, args: argparse.Namespace) -> None:
-    """Our update of two mixed groups with made-up responses of full length, in turns with a matrix product, so that it is
-    compared with what the machine could do at that moment; with --compile plain and compiled in turns. Last, where the
-    time of a plain update goes."""
-    ours = Ours(shape, tokens=args.tokens, dtype=args.dtype, sampler=args.sampler, compiled=args.compile)
+    """Our update of two mixed groups with made-up responses of full length, in turns with a matrix product, so that
+    it is compared with what the machine could do at that moment. Last, where the time of an update goes."""
+    ours = Ours(shape, tokens=args.tokens, dtype=args.dtype, sampler=args.sampler)
     rng, vocabulary = torch.Generator().manual_seed(0), shape.policy.model.config.vocab_size
     advantages = torch.tensor([[0.5, -0.5] * (shape.group_size // 2)] * 2)  # [2, K]
     tokens = 2 * shape.group_size * shape.response_length
-    flops = update_flops(shape, 2 * shape.group_size, tokens * len(shape.prompts) // 2)
+    flops = update_flops(shape, 2 * shape.group_size, tokens * len(shape.questions) // 2)
 
-    def update(stance: str) -> float:
-        def group(i: int) -> list[Trajectory]:
+    def update() -> float:
+        def group(question: Question) -> list[Trajectory]:
             responses = torch.randint(2, vocabulary, (shape.group_size, shape.response_length), generator=rng)  # [K, T]
-            return [Trajectory(str(i), shape.prompt_ids[i], response, "", True) for response in responses]
+            return [Trajectory(question, response, "", truncated=True) for response in responses]
 
-        groups = [group(0), group(1)]
+        groups = [group(question) for question in shape.questions[:2]]
         start = time.perf_counter()
-        with torch.compiler.set_stance(stance):
-            update_policy(ours.policy, ours.optimizer, groups, advantages, ours.config, clip_range=0.2)
+        update_policy(ours.policy, ours.optimizer, groups, advantages, ours.config, clip_range=0.2)
         return time.perf_counter() - start
 
-    shares: dict[str, list[float]] = {"plain": [], **({"compiled": []} if args.compile else {})}
+    shares: list[float] = []
     for turn in range(args.warm + args.steps):
-        for name, own in shares.items():
-            peak = matmul_peak(torch.bfloat16 if args.dtype == "bfloat16" else torch.float32)
-            system = resource.getrusage(resource.RUSAGE_SELF).ru_stime
-            seconds = update("default" if name == "compiled" else "force_eager")
-            system = resource.getrusage(resource.RUSAGE_SELF).ru_stime - system
-            own.append(flops / seconds / 1e9 / peak)
-            print(
-                f"turn {turn} {name:8} {seconds:6.2f} s (CPU in the system {system:.1f} s), {own[-1]:.2f} of a matmul's {peak:.0f} GFLOP/s",
-                flush=True,
-            )
-    for name, own in shares.items():
-        print(f"update against matmul, {name}: {statistics.median(own[args.warm :]):.2f}")
+        peak = matmul_peak(torch.bfloat16 if args.dtype == "bfloat16" else torch.float32)
+        system = resource.getrusage(resource.RUSAGE_SELF).ru_stime
+        seconds = update()
+        system = resource.getrusage(resource.RUSAGE_SELF).ru_stime - system
+        shares.append(flops / seconds / 1e9 / peak)
+        print(
+            f"turn {turn} {seconds:6.2f} s (CPU in the system {system:.1f} s), {shares[-1]:.2f} of a matmul's "
+            f"{peak:.0f} GFLOP/s",
+            flush=True,
+        )
+    print(f"update against matmul: {statistics.median(shares[args.warm :]):.2f}")
     with torch.profiler.profile() as profile:
-        update("force_eager")
+        update()
     cached, cold = product_rates(shape, ours.config.train_batch_tokens)
     print(
         f"a layer's widest product alone: {cached:.0f} GFLOP/s with its operands in the cache, {cold:.0f} with those of all layers in turn"
@@ -422,9 +404,6 @@ def main() -> int:
     parser.add_argument(
         "--sampler", choices=("loop", "generate"), default="loop", help="our rollouts: --sampler of train.py"
     )
-    parser.add_argument(
-        "--compile", action="store_true", help="our layers compiled for the update: --compile of train.py"
-    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--update", action="store_true", help="measure our update alone")
     parser.add_argument("--memory", action="store_true", help="measure memory instead of time")
@@ -448,9 +427,9 @@ def main() -> int:
     if args.update:
         measure_update(shape, args)
         return 0
-    policy = make_policy(copy.deepcopy(shape.policy.model), shape.policy.tokenizer)  # before ours may be compiled
-    theirs = Shape(policy, shape.prompts, shape.prompt_ids, shape.group_size, shape.response_length)
-    ours = Ours(shape, tokens=args.tokens, dtype=args.dtype, sampler=args.sampler, compiled=args.compile)
+    policy = make_policy(copy.deepcopy(shape.policy.model), shape.policy.tokenizer)
+    theirs = replace(shape, policy=policy)
+    ours = Ours(shape, tokens=args.tokens, dtype=args.dtype, sampler=args.sampler)
     floors, peaks = [], []
 
     def take_turns(trl_laps: Laps) -> None:
@@ -491,10 +470,6 @@ def main() -> int:
     print(
         f"update against matmul   {ours_rate / peak:.2f}   (matmul {peak:.0f} GFLOP/s; counted as 6 · weights · tokens: {usual * ours_rate / peak:.2f})"
     )
-    if ours.laps.uncompiled:
-        print(
-            f"compiled update against the same one uncompiled   {ours.laps.median('update', args.warm) / ours.laps.median('uncompiled', args.warm):.2f}"
-        )
     return 0
 
 

@@ -106,7 +106,7 @@ def dataflow() -> Any:
     middle, top, bottom = 2.55, 4.15, 0.75
     box(axis, 1.1, middle, "questions.py", "fresh questions,\nretired ones skipped")
     box(axis, 3.6, middle, "rollout.py", "K or K−1 responses\nper question")
-    box(axis, 6.9, middle, "checker.py", "final answer right?\nr ∈ {0, 1}")
+    box(axis, 6.9, middle, "checker", "final answer right?\nr ∈ {0, 1}")
     box(axis, 9.5, middle, "loss.py", "A = r − mean(group)\nclip · shape · sum")
     box(axis, 5.25, top, "policy.py", "the model: $\\log\\,\\pi_\\theta$ of each\ntoken, its entropy", width=2.1)
     box(axis, 5.25, bottom, "replay.py", "stored successes,\nbuckets, retired set", width=2.1, colour=ORANGE)

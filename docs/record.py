@@ -21,12 +21,15 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
+from nano_exgrpo.errors import InputError  # noqa: E402
 from nano_exgrpo.evaluation.html_report import group_samples  # noqa: E402
 from nano_exgrpo.evaluation.study_report import KINDS, kind, separation  # noqa: E402
-from nano_exgrpo.infra.run_folder import read_config, read_lines, write_text  # noqa: E402
-from nano_exgrpo.logprobs import token_logprobs  # noqa: E402
-from nano_exgrpo.policy import Policy, end_of_turn, load_policy  # noqa: E402
-from nano_exgrpo.questions import InputError  # noqa: E402
+from nano_exgrpo.infra.files import read_json, write_text  # noqa: E402
+from nano_exgrpo.infra.loading import load_policy  # noqa: E402
+from nano_exgrpo.infra.run_folder import read_lines  # noqa: E402
+from nano_exgrpo.policy import Policy, end_of_turn  # noqa: E402
+from nano_exgrpo.questions import Question  # noqa: E402
+from nano_exgrpo.trajectory import Trajectory  # noqa: E402
 
 TARGET = ROOT / "docs" / "run.json"
 METRICS = (
@@ -53,7 +56,8 @@ def lucky_and_reasoned(groups: dict[tuple[int, str], list[Row]], after: int) -> 
 
 
 def longest_life(groups: dict[tuple[int, str], list[Row]], started: int, group_size: int) -> Row:
-    """Of the questions that were replayed and retired, the one with most groups up to `LONGEST_LIFE`: its groups, in order."""
+    """Of the questions that were replayed and retired, the one with most groups up to `LONGEST_LIFE`: its groups, in
+    order."""
     lives: dict[str, list[Row]] = {}
     prompts: dict[str, str] = {}
     for (step, question), rows in groups.items():
@@ -98,9 +102,9 @@ def inverted_mask(policy: Policy, samples: Iterable[Row]) -> Row:
         responses = [torch.cat([encode(row["response"]), end]) for row in successes]
         width = max(map(len, responses)) + 1
         padded = [torch.cat([r, torch.full((width - len(r),), policy.pad_id)]) for r in responses]
-        prompt = encode(successes[0]["prompt"])
+        question = Question(successes[0]["question"], "", "", prompt_ids=encode(successes[0]["prompt"]))
         with torch.no_grad():
-            entropies = token_logprobs(policy, [prompt] * len(padded), padded)[1]  # [B, T]
+            entropies = policy.score([Trajectory(question, ids, "") for ids in padded]).entropies  # [B, T]
         right = [row[: len(r)].mean().item() for row, r in zip(entropies, responses, strict=True)]
         wrong = [row[len(r) :].mean().item() for row, r in zip(entropies, responses, strict=True)]
         agree += right.index(min(right)) == wrong.index(min(wrong))
@@ -125,7 +129,7 @@ def luck_of_a_random_choice(samples: Iterable[Row], started: int) -> float:
 
 def record(run: Path) -> Row:
     """What docs/run.json holds. Raises InputError: not a run, samples not all logged, nothing to show in it."""
-    config = read_config(run)
+    config = read_json(run / "config.json", str(run))
     if config.get("log_samples") != -1:
         raise InputError(f"{run} did not log every sample; train with --log-samples -1")
     rows, samples = read_lines(run / "metrics.jsonl"), read_lines(run / "samples.jsonl")

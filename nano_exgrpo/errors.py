@@ -1,4 +1,8 @@
-"""The two ways in which a command ends early, each with one sentence for the user."""
+"""The ways in which a command ends early, each with one sentence for the user."""
+
+from __future__ import annotations
+
+import torch
 
 
 class InputError(ValueError):
@@ -9,3 +13,9 @@ class InputError(ValueError):
 
 class Interrupted(Exception):
     """The user ended the run before there was anything to save."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """CUDA has its own exception; the CPU and MPS allocators raise RuntimeError with one of these phrases."""
+    phrases = ("out of memory", "not enough memory", "can't allocate memory")
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(p in str(error) for p in phrases)

@@ -1,4 +1,9 @@
-"""log π_θ and entropy of every response token, without ever holding the logits."""
+r"""log π_θ and entropy of response tokens, without ever holding their logits.
+
+A small GPU runs out of memory here: Qwen2.5 has V = 151,936 tokens, so the logits of every 1,024 tokens fill 0.62 GB in
+fp32, several times over once softmax and gradients exist. `ProjectedLogprobs` takes the last hidden states instead. It
+projects a few tokens at a time, and backward projects them again. What fits one chunk is kept and not projected twice.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from nano_exgrpo.policy import Policy
+CHUNK_BYTES = 256 * 2**20  # most bytes of fp32 logits at a time
 
 
 def response_mask(response_ids: Sequence[Tensor]) -> Tensor:
@@ -21,51 +25,6 @@ def response_mask(response_ids: Sequence[Tensor]) -> Tensor:
     """
     lengths = torch.tensor([len(r) for r in response_ids])  # [B]
     return torch.arange(int(lengths.max()))[None, :] < lengths[:, None]  # [B, T]
-
-
-def token_logprobs(
-    policy: Policy,
-    prompt_ids: Sequence[Tensor],
-    response_ids: Sequence[Tensor],
-    *,
-    temperature: float = 1.0,
-    with_entropy: bool = True,
-    chunk_bytes: int = 256 * 2**20,
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """log π_θ of every response token, and the entropy of the distribution that it was drawn from.
-
-    prompt_ids, response_ids: B ragged rows of token ids. temperature: the sampling temperature, because
-    π_θ is the distribution that is sampled from. chunk_bytes: most bytes of fp32 logits at a time.
-    Returns logprobs [B, T] in nats, entropies [B, T] in nats (None unless asked for), mask [B, T]; all fp32
-    (fp64 for an fp64 model), zero outside the mask. Gradients flow through both.
-    """
-    device = policy.device
-    sequences = [torch.cat(pair) for pair in zip(prompt_ids, response_ids, strict=True)]
-    ids = pad_sequence(sequences, batch_first=True, padding_value=policy.pad_id)  # [B, S]
-    mask = response_mask(response_ids)  # [B, T]
-
-    # Padding stands on the right, where causal attention never looks: positions are simply 0, 1, 2, … and no mask is
-    # passed, which lets attention take its fastest path.
-    with policy.precision():
-        hidden = policy.model.base_model(input_ids=ids.to(device), use_cache=False).last_hidden_state  # [B, S, H]
-
-    # The token at position p is predicted by the hidden state at p − 1.
-    rows, steps = mask.nonzero(as_tuple=True)  # [N], [N]: the N real response tokens
-    positions = torch.tensor([len(p) for p in prompt_ids])[rows] + steps  # [N]
-    targets = ids[rows, positions].to(device)  # [N]
-    hidden = hidden[rows.to(device), (positions - 1).to(device)]  # [N, H]
-
-    projection = policy.model.get_output_embeddings()
-    chunk = max(1, chunk_bytes // (4 * projection.weight.shape[0]))
-    with policy.precision():
-        logprob, entropy = ProjectedLogprobs.apply(
-            hidden, projection.weight, projection, targets, temperature, chunk, with_entropy
-        )  # [N] each
-
-    def unpack(flat: Tensor) -> Tensor:
-        return flat.new_zeros(mask.shape).index_put((rows.to(device), steps.to(device)), flat)  # [B, T]
-
-    return unpack(logprob), unpack(entropy) if with_entropy else None, mask.to(device)
 
 
 class ProjectedLogprobs(torch.autograd.Function):
@@ -138,33 +97,6 @@ def project_logp(projection: torch.nn.Module, hidden: Tensor, temperature: float
     logits = projection(hidden)  # [n, V]
     wide = logits.dtype if logits.dtype == torch.float64 else torch.float32
     return (logits if temperature == 1 else logits.to(wide).div_(temperature)).log_softmax(-1, dtype=wide)
-
-
-def mean_entropies(
-    policy: Policy,
-    prompt_ids: Sequence[Tensor],
-    response_ids: Sequence[Tensor],
-    *,
-    temperature: float = 1.0,
-    token_budget: int = 16_384,
-    chunk_bytes: int = 256 * 2**20,
-) -> Tensor:
-    """[B] mean token entropy of each response under the current policy, in nats, without gradient.
-
-    The mean runs over the response tokens only, EOS included. (The released code's mask is inverted, so it
-    averages over the padding.)"""
-    means = torch.zeros(len(response_ids))
-    with torch.no_grad():
-        for batch in token_batches([len(p) + len(r) for p, r in zip(prompt_ids, response_ids)], token_budget):
-            _, entropies, mask = token_logprobs(
-                policy,
-                [prompt_ids[i] for i in batch],
-                [response_ids[i] for i in batch],
-                temperature=temperature,
-                chunk_bytes=chunk_bytes,
-            )
-            means[batch] = (entropies.sum(-1) / mask.sum(-1)).float().cpu()  # entropies are 0 outside the mask
-    return means
 
 
 def token_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:

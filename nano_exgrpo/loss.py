@@ -22,10 +22,10 @@ is 0.083 at w = 1 (β = 0.1), peaks at 1/4 where w = β, and vanishes where the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
+
+from nano_exgrpo.trajectory import RIGHT
 
 
 def group_advantages(rewards: Tensor, *, normalize_std: bool = False) -> Tensor:
@@ -41,7 +41,7 @@ def group_advantages(rewards: Tensor, *, normalize_std: bool = False) -> Tensor:
     """
     if rewards.dim() != 2 or rewards.shape[1] < 2:
         raise ValueError(
-            f"rewards must be [groups, K] with K >= 2, got {tuple(rewards.shape)}: a group of one has no mean to differ from"
+            f"rewards must be [groups, K] with K >= 2, got {tuple(rewards.shape)}: one alone differs from no mean"
         )
     if not torch.isfinite(rewards).all():
         raise ValueError("every reward must be finite; the checker returned NaN or infinity")
@@ -57,14 +57,14 @@ def keep_difficulty(advantages: Tensor, rewards: Tensor, difficulty: str) -> Ten
     preliminary study (section 3), which found that those of medium difficulty teach most.
 
     difficulty, by the share s of the group's K that succeed: "hard" 0 < s ≤ 1/4, "medium" 1/4 < s < 3/4, "easy"
-    3/4 ≤ s < 1; "all" changes nothing. rewards: [G, K] of 0 and 1.
+    3/4 ≤ s < 1; "all" changes nothing. rewards: [G, K].
 
     >>> rewards = torch.tensor([[1., 0., 0., 0.], [1., 1., 0., 0.]])
     >>> keep_difficulty(group_advantages(rewards), rewards, "medium").tolist()
     [[0.0, 0.0, 0.0, 0.0], [0.5, 0.5, -0.5, -0.5]]
     """
-    share = rewards.mean(1, keepdim=True)  # [G, 1]
-    kept = {"hard": share <= 0.25, "medium": (share > 0.25) & (share < 0.75), "easy": share >= 0.75}
+    share = (rewards == RIGHT).float().mean(1, keepdim=True)  # [G, 1]
+    kept = {"hard": (share > 0) & (share <= 0.25), "medium": (share > 0.25) & (share < 0.75), "easy": share >= 0.75}
     return advantages if difficulty == "all" else advantages.masked_fill(~kept[difficulty], 0.0)
 
 
@@ -84,18 +84,9 @@ def shape(weight: Tensor, beta: float) -> Tensor:
     return weight / (weight + beta)
 
 
-@dataclass
-class LossParts:
-    """loss: scalar, with gradient. The rest are sums over tokens, detached, for metrics: clipped and
-    approx_kl over `fresh_tokens`, replay_weight (w*) and replay_ratio (f(w*)) over `replay_tokens`."""
-
-    loss: Tensor
-    fresh_tokens: Tensor
-    clipped: Tensor
-    approx_kl: Tensor
-    replay_tokens: Tensor
-    replay_weight: Tensor
-    replay_ratio: Tensor
+# Sums over tokens that the loss gives for metrics: over the fresh tokens, how many are clipped and the estimated
+# KL(π_old ‖ π_θ); over the replayed ones, w* and f(w*).
+LOSS_SUMS = ("fresh_tokens", "clipped", "approx_kl", "replay_tokens", "replay_weight", "replay_ratio")
 
 
 def exgrpo_loss(
@@ -110,8 +101,8 @@ def exgrpo_loss(
     beta: float = 0.1,
     shaping: bool = True,
     importance_correction: bool = True,
-) -> LossParts:
-    """ExGRPO's objective on B rows, negated (paper, section 4.2).
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """ExGRPO's objective on B rows, negated (paper, section 4.2), and its `LOSS_SUMS`, detached.
 
     logprobs [B, T]: log π_θ of the response tokens, with gradient. behavior_logprobs [B, T]: log π_old of
     fresh rows, log π_past of replayed ones. advantages [B]. mask [B, T] bool: response tokens. replayed [B]
@@ -135,12 +126,11 @@ def exgrpo_loss(
     with torch.no_grad():
         fresh, replay = mask & ~replayed[:, None], mask & replayed[:, None]  # [B, T] each
         unclipped = fresh_term == ratio * signed  # [B, T]
-        return LossParts(
-            loss=loss,
-            fresh_tokens=fresh.sum(),
-            clipped=(fresh & ~unclipped).sum(),
-            approx_kl=((ratio - 1) - log_ratio)[fresh].sum(),  # Schulman's k3 estimate of KL(π_old ‖ π_θ)
-            replay_tokens=replay.sum(),
-            replay_weight=ratio[replay].sum(),
-            replay_ratio=replay_ratio[replay].sum(),
-        )
+        return loss, {
+            "fresh_tokens": fresh.sum(),
+            "clipped": (fresh & ~unclipped).sum(),
+            "approx_kl": ((ratio - 1) - log_ratio)[fresh].sum(),  # Schulman's k3 estimate of KL(π_old ‖ π_θ)
+            "replay_tokens": replay.sum(),
+            "replay_weight": ratio[replay].sum(),  # w*
+            "replay_ratio": replay_ratio[replay].sum(),  # f(w*)
+        }

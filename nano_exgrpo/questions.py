@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 import random
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from nano_exgrpo.checker import extract_answer
 from nano_exgrpo.errors import InputError
+from nano_exgrpo.infra.files import read_jsonl
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -28,6 +33,7 @@ class Question:
     answer: the final answer only, as plain text or LaTeX; for multiple choice the letter.
     choices: the options of a multiple-choice question in the order of their letters, else empty.
     source: the data set's name.
+    prompt_ids [P]: the prompt as the policy reads it, once it is encoded (`policy.encode_questions`).
     """
 
     id: str
@@ -35,6 +41,7 @@ class Question:
     answer: str
     choices: tuple[str, ...] = ()
     source: str = ""
+    prompt_ids: Any = field(default=None, compare=False, repr=False)  # Tensor [P]
 
     @property
     def letters(self) -> str:
@@ -42,158 +49,211 @@ class Question:
         return LETTERS[: len(self.choices)]
 
 
-# --------------------------------------------------------------------------------------- toy sums
+# --------------------------------------------------------------------------- rows of a file or of the hub
 
 
-def possible_sums(terms: tuple[int, int], largest: int) -> int:
-    """How many different sums of `terms` (fewest, most) numbers from 1..largest there are, order counted."""
-    return sum(largest**n for n in range(terms[0], terms[1] + 1))
+@dataclass(frozen=True)
+class Layout:
+    """In which fields the rows of a data set keep a question.
 
-
-def sum_questions(count: int, *, seed: int, terms: tuple[int, int] = (2, 5), largest: int = 9) -> list[Question]:
-    """`count` different sums such as "3 + 8 + 5", the toy's task.
-
-    terms: fewest and most terms of a sum, both included; largest: every term lies in 1..largest.
-    Raises InputError when there are not that many different sums.
+    question: text, or chat messages, of which the last user's counts. answer: text or a number.
+    choices: the options, as a list or as a dictionary of a `text` and a `label` list. "" stands for `choices`, where a
+        row has it. Several names are one field an option; `answer` is then the field of the right one.
+    context: a field that stands before the question, where a row has it. several: the answer is a list of values.
+    padding: an option that is none. shuffle: order the options by the id, since the data set has the right one first.
     """
-    least, most = terms
-    possible = possible_sums(terms, largest)
-    if not 1 <= least <= most or largest < 1:
-        raise InputError(f"toy sums need 1 <= fewest terms <= most terms and numbers from 1 up, got {terms}, {largest}")
-    if count > possible:
-        raise InputError(f"there are only {possible} different sums of {least} to {most} terms, asked for {count}")
-    rng = random.Random(seed)
-    seen: dict[tuple[int, ...], None] = {}
-    while len(seen) < count:
-        length = rng.randint(least, most)
-        numbers = tuple(rng.randint(1, largest) for _ in range(length))
-        if least < most and largest**length < count and rng.random() < 0.5:
-            continue  # short sums run out early: do not keep drawing them
-        seen.setdefault(numbers)
-    return [Question("sum-" + "-".join(map(str, n)), " + ".join(map(str, n)), str(sum(n)), source="sums") for n in seen]
+
+    question: str = "question"
+    answer: str = "answer"
+    choices: str | tuple[str, ...] = ""
+    context: str = ""
+    several: bool = False
+    padding: str = ""
+    shuffle: bool = False
+
+    @property
+    def fields(self) -> set[str]:
+        """Those that every row must have."""
+        choices = (self.choices,) if isinstance(self.choices, str) else self.choices
+        return {self.question, self.answer, *choices} - {""}
 
 
-# --------------------------------------------------------------------------------- JSONL and the hub
+IDS = ("id", "unique_id", "question_id", "Record ID")  # where rows name themselves
 
 
-def load_questions(
-    source: str, *, question_field: str = "question", answer_field: str = "answer", split: str = "train"
-) -> list[Question]:
-    """Questions from a JSONL file, or from a data set of the Hugging Face hub (needs `datasets`).
+def load_questions(source: str, *, question_field: str = "question", answer_field: str = "answer") -> list[Question]:
+    """Questions to train on, from a JSONL file or from a data set of the Hugging Face hub (needs `datasets`).
 
-    source: a path that ends in .jsonl/.json or exists, else a hub id, with an optional configuration after a
-    colon ("openai/gsm8k:main"). split: used for the hub only.
+    source: a file, or a hub id with an optional configuration and split after colons ("openai/gsm8k:main:test").
     Raises InputError: file missing or malformed (with its line), a field missing, no rows, hub unreachable.
     """
+    layout = Layout(question_field, answer_field)
+    try:
+        return read_questions(source, (layout,), split="train", name=Path(source).stem)
+    except MissingField as error:
+        raise InputError(f"{error}; name the right ones with --question-field and --answer-field") from None
+
+
+def read_questions(source: str, layouts: Sequence[Layout], *, split: str, name: str) -> list[Question]:
+    """The one reader of rows, for training and for benchmarks. A row is read by the first layout whose fields it has.
+
+    name: of the data set. Ids key the buffer and the evaluation's folder, so rows that repeat one are numbered instead.
+    Raises InputError."""
     path = Path(source)
-    if path.is_dir():
+    if os.path.isdir(path):
         raise InputError(f"data {source} is a folder; give a .jsonl file in it or a hub id")
-    if path.is_file() or path.suffix in (".jsonl", ".json"):
-        rows: Iterable[tuple[str, dict[str, Any]]] = read_jsonl(path)
-    else:
-        rows = read_hub(source, split)
-    questions = [to_question(row, where, question_field, answer_field, name=path.stem) for where, row in rows]
+    is_file = os.path.exists(path) or not HUB_ID.fullmatch(source) or path.suffix in (".json", ".jsonl", ".csv", ".txt")
+    questions = []
+    for number, (where, row) in enumerate(read_jsonl(path) if is_file else read_hub(source, split)):
+        layout = next((each for each in layouts if each.fields <= row.keys()), layouts[0])
+        questions.append(to_question(row, where, layout, f"{name}-{number}", name))
     if not questions:
         raise InputError(f"data {source} holds no questions")
-    unique = {q.id: q for q in questions}
-    if len(unique) < len(questions):
-        # Ids key the buffer, so they must differ: number the rows instead.
-        questions = [
-            Question(f"{path.stem}-{i}", q.prompt, q.answer, q.choices, q.source) for i, q in enumerate(questions)
-        ]
+    if len({q.id for q in questions}) < len(questions):
+        return [replace(q, id=f"{name}-{number}") for number, q in enumerate(questions)]
     return questions
 
 
-def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place, row) for every non-blank line; place reads "FILE line N". Raises InputError."""
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise InputError(f"data file {path} does not exist") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"data file {path} cannot be read as UTF-8 text: {error}") from None
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"{path} line {number}"
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):  # not only JSONDecodeError: an integer may have too many digits
-            raise InputError(f"{where} is not valid JSON; the file must hold one JSON object a line") from None
-        if not isinstance(row, dict):
-            raise InputError(f"{where} is not a JSON object; the file must hold one JSON object a line")
-        yield where, row
+HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?(:[\w.-]*){0,2}")
 
 
 def read_hub(name: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place, row) for every row of a hub data set "id" or "id:configuration". Raises InputError."""
+    """(place, row) for every row of a hub data set "id", "id:configuration" or "id:configuration:split". Raises
+    InputError."""
     try:
         import datasets
     except ImportError:
         raise InputError(f"data set {name} is on the hub, which needs: pip install datasets") from None
-    hub_id, _, configuration = name.partition(":")
+    hub_id, configuration, own_split = (*name.split(":"), "", "")[:3]
+    split = own_split or split
     try:
         rows = datasets.load_dataset(hub_id, configuration or None, split=split)
     except Exception as error:  # the hub library raises dozens of kinds; its own sentence says which
         reason = str(error).split("\n")[0][:200]
         raise InputError(
-            f"data set {hub_id} (split {split}) could not be loaded from the hub: {reason}; "
+            f"data set {hub_id} (split {split}) is no file here and could not be loaded from the hub: {reason}; "
             f"check its name and the network, or give a .jsonl file"
         ) from None
     for number, row in enumerate(rows):
         yield f"{name} row {number}", dict(row)
 
 
-def to_question(row: dict[str, Any], where: str, question_field: str, answer_field: str, *, name: str) -> Question:
-    """One row to a Question. Understands, beside the named fields, GSM8K's "… #### 42" answers and the
-    layout of Elliott/Openr1-Math-46k-8192 (`prompt`: chat messages, `reward_model.ground_truth`).
-    Raises InputError, naming `where` and the field."""
-    if question_field not in row and isinstance(row.get("reward_model"), dict):
-        prompt, answer = _last_user_message(row.get("prompt")), row["reward_model"].get("ground_truth")
-        missing = "prompt" if prompt is None else "reward_model.ground_truth"
+class MissingField(InputError):
+    """A row lacks a field; names of fields can be wrong."""
+
+
+def get_field(row: dict[str, Any], name: str, where: str) -> Any:
+    if name not in row:
+        raise MissingField(f"{where} has no field '{name}' (it has: {', '.join(sorted(map(str, row))) or 'none'})")
+    if row[name] is None:
+        raise InputError(f"{where}: field '{name}' is null")
+    return row[name]
+
+
+def to_question(row: dict[str, Any], where: str, layout: Layout, id: str, source: str) -> Question:
+    """One row to a question. id, source: where the row names none. Raises InputError, naming `where` and the field.
+
+    Rows of Elliott/Openr1-Math-46k-8192 are understood whatever the layout: the prompt stands in `prompt`, as chat
+    messages, the answer in `reward_model`."""
+    if layout.question not in row and isinstance(row.get("reward_model"), dict):
+        row = {**row, **{f"reward_model.{name}": value for name, value in row["reward_model"].items()}}
+        layout = replace(layout, question="prompt", answer="reward_model.ground_truth")
+    id = next((str(row[name]) for name in IDS if row.get(name) is not None), id)
+    source = str(row.get("source") or source)
+    prompt = read_prompt(get_field(row, layout.question, where), f"{where}: field '{layout.question}'")
+    if layout.context and row.get(layout.context):
+        prompt = f"{row[layout.context]}\n\n{prompt}"
+    options: list[str] = []
+    if layout.choices or row.get("choices"):
+        options, right = read_options(row, layout, where)
+        if layout.shuffle:  # by the id, so that a question is asked alike whichever others are loaded
+            order = list(range(len(options)))
+            random.Random(f"0 {id}").shuffle(order)
+            options, right = [options[i] for i in order], order.index(right)
+        prompt, answer = multiple_choice_prompt(prompt, options), LETTERS[right]
     else:
-        prompt, answer = row.get(question_field), row.get(answer_field)
-        missing = question_field if prompt is None else answer_field
-    if prompt is None or answer is None:
+        answer = read_answer(get_field(row, layout.answer, where), f"{where}: field '{layout.answer}'", layout.several)
+    if any("\ud800" <= letter <= "\udfff" for letter in prompt + answer + id + source):
         raise InputError(
-            f"{where} has no field '{missing}' (it has: {', '.join(sorted(row)) or 'none'}); "
-            f"name the right ones with --question-field and --answer-field"
+            f"{where} holds half of a surrogate pair (\\ud800 to \\udfff), which no tokenizer takes as text"
         )
-    if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
-        raise InputError(f"{where}: field '{answer_field}' must be text or a number, not {type(answer).__name__}")
-    if not isinstance(prompt, str) or not prompt.strip():
-        raise InputError(f"{where}: field '{question_field}' must be non-empty text")
-    answer = final_answer(str(answer))
-    refuse_surrogates(prompt + answer, where)
+    return Question(id, prompt, answer, tuple(options), source)
+
+
+def read_prompt(found: Any, place: str) -> str:
+    """Text, whether it stands there as text, as chat messages (the last user's counts) or as the text parts of one."""
+    if isinstance(found, (list, tuple)):
+        users = [m.get("content") for m in found if isinstance(m, dict) and m.get("role") == "user"]
+        found = users[-1] if users else found
+    if isinstance(found, (list, tuple)):
+        parts = [part.get("text") if isinstance(part, dict) else None for part in found]  # an image has no text
+        found = "\n".join(map(str, parts)) if all(isinstance(part, str) for part in parts) else None
+    if not isinstance(found, str) or not found.strip():
+        raise InputError(f"{place} must be non-empty text, or chat messages with nothing but text from the user")
+    return found.strip()
+
+
+def read_answer(found: Any, place: str, several: bool = False) -> str:
+    """An answer as text. several: a list of values, which are all asked for, joined by commas."""
+    if several and isinstance(found, (list, tuple)) and found:
+        return ", ".join(read_answer(value, place) for value in found)
+    if isinstance(found, float) and found.is_integer():
+        found = int(found)  # 27.0 is 27
+    if isinstance(found, bool) or not isinstance(found, (str, int, float)):
+        raise InputError(f"{place} must be text or a number, not {type(found).__name__}")
+    if isinstance(found, float) and not math.isfinite(found):
+        raise InputError(f"{place} is {found}, which is no number to compare an answer with")
+    answer = final_answer(str(found))
     if not answer:
-        raise InputError(f"{where}: field '{answer_field}' is empty")
-    id, prompt, source = str(row.get("id", where)), prompt.strip(), str(row.get("source", name))
-    if not row.get("choices"):
-        return Question(id, prompt, answer, (), source)
-    options, right = read_options(
-        row["choices"], answer, f"{where}: field 'choices'", f"{where}: field '{answer_field}'"
-    )
-    refuse_surrogates("".join(options), where)
-    return Question(id, multiple_choice_prompt(prompt, options), LETTERS[right], tuple(options), source)
+        raise InputError(f"{place} is empty")
+    return answer
 
 
-def read_options(found: Any, gold: str, choices: str, answer: str) -> tuple[list[str], int]:
-    """(options, index of the right one). gold: its label, a letter where the options have no others; or, if it is none of
-    these, the text of just one option. choices, answer: the places of the two, for InputError's sentence."""
-    if isinstance(found, dict):  # ARC: labels are letters in most rows, "1" to "4" in some
-        options, labels = [str(o).strip() for o in found.get("text") or ()], [str(x) for x in found.get("label") or ()]
-    else:
-        options = [str(o).strip() for o in found] if isinstance(found, (list, tuple)) else []
-        labels = list(LETTERS[: len(options)])
-    if not 2 <= len(options) == len(labels) <= len(LETTERS):
-        raise InputError(f"{choices} must be a list of 2 to 26 options (or a dict of text and label lists)")
-    if gold in labels:
-        return options, labels.index(gold)
-    if options.count(gold) != 1:
+def final_answer(answer: str) -> str:
+    r"""A whole solution's last words: what stands after GSM8K's "####", or in the box, read as a response's is.
+
+    >>> final_answer("2+2 = <<2+2=4>>4 apples.\n#### 1,004"), final_answer(r"Hence $x = \boxed{7}$.")
+    ('1,004', '7')
+    """
+    answer = answer.rsplit("####", 1)[-1].strip()
+    return extract_answer(answer) or answer if "\\boxed" in answer or "\\fbox" in answer else answer
+
+
+def read_options(row: dict[str, Any], layout: Layout, where: str) -> tuple[list[str], int]:
+    """(options, place of the right one). Raises InputError.
+
+    The answer is a label: a letter, where the options bring no labels of their own. Or it is a whole number: the right
+    one's place, counted from 0. Or it is the text of just one option."""
+    if isinstance(layout.choices, tuple):
+        options = [read_prompt(get_field(row, name, where), f"{where}: field '{name}'") for name in layout.choices]
+        return options, layout.choices.index(layout.answer)
+    name = layout.choices or "choices"
+    found, given = get_field(row, name, where), get_field(row, layout.answer, where)
+    texts, labels = (found.get("text"), found.get("label")) if isinstance(found, dict) else (found, None)
+    options = [str(o).strip() for o in texts] if isinstance(texts, (list, tuple)) else []
+    labels = list(LETTERS[: len(options)]) if labels is None else labels
+    if not isinstance(labels, (list, tuple)) or not 2 <= len(options) == len(set(map(str, labels))) <= len(LETTERS):
         raise InputError(
-            f"{answer} is {gold!r}, which is none of the options {', '.join(labels)} and not the text of just one of them"
+            f"{where}: field '{name}' must be a list of 2 to 26 options (or a dict of text and label lists)"
         )
-    return options, options.index(gold)
+    place = f"{where}: field '{layout.answer}'"
+    gold, labels = read_answer(given, place), [str(label) for label in labels]
+    if gold in labels:
+        right = labels.index(gold)
+    elif not isinstance(given, str):
+        if not gold.isdigit() or int(gold) >= len(options):
+            raise InputError(
+                f"{place} is {gold}, and as a number it must be a label or a place from 0 to {len(options) - 1}"
+            )
+        right = int(gold)
+    elif options.count(gold) == 1:
+        right = options.index(gold)
+    else:
+        raise InputError(
+            f"{place} is {gold!r}, which is none of the options {', '.join(labels)} and not the text of just one"
+        )
+    kept = [i for i, option in enumerate(options) if not layout.padding or option != layout.padding or i == right]
+    return [options[i] for i in kept], kept.index(right)
 
 
 def multiple_choice_prompt(question: str, options: list[str]) -> str:
@@ -211,33 +271,11 @@ def multiple_choice_prompt(question: str, options: list[str]) -> str:
     return f"{question}\n\n{lettered}\n\nGive the letter of the right option in \\boxed{{}}."
 
 
-def refuse_surrogates(text: str, where: str) -> None:
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise InputError(
-            f"{where} holds half of a surrogate pair (\\ud800 to \\udfff), which no tokenizer takes as text"
-        )
-
-
-def final_answer(answer: str) -> str:
-    r"""GSM8K's answers are whole solutions that end in "#### answer": keep what stands after the mark.
-
-    >>> final_answer("2+2 = <<2+2=4>>4 apples.\n#### 1,004")
-    '1,004'
-    """
-    return answer.rsplit("####", 1)[-1].strip()
-
-
-def _last_user_message(prompt: Any) -> str | None:
-    if isinstance(prompt, str):
-        return prompt
-    messages = prompt if isinstance(prompt, (list, tuple)) else []
-    users = [m.get("content") for m in messages if isinstance(m, dict) and m.get("role") == "user"]
-    return users[-1] if users else None
-
-
 def questions_digest(questions: Iterable[Question]) -> str:
-    """16 hexadecimal digits that change when an id, a prompt or an answer does, or the order."""
-    return hashlib.sha256(json.dumps([(q.id, q.prompt, q.answer) for q in questions]).encode()).hexdigest()[:16]
+    """16 hexadecimal digits that change when an id, a prompt, its token ids or an answer does, or the order. Token ids
+    too, because a chat template may write today's date."""
+    rows = [(q.id, q.prompt, q.answer, [] if q.prompt_ids is None else q.prompt_ids.tolist()) for q in questions]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 
 # ------------------------------------------------------------------------------- split and order
@@ -277,20 +315,9 @@ def mislabel(questions: list[Question], share: float, *, seed: int) -> list[Ques
     return noisy
 
 
-def put_out_of_reach(questions: list[Question], share: float, *, seed: int, terms: int, largest: int) -> list[Question]:
-    """The same toy questions, `share` of them replaced by sums of `terms` numbers from 1..largest (source
-    "out of reach"): the many questions of a hard data set from which a weak policy learns nothing yet.
-
-    Raises InputError where there are not so many different sums."""
-    chosen = random.Random(f"reach {seed}").sample(range(len(questions)), round(share * len(questions)))
-    longer = sum_questions(len(chosen), seed=seed, terms=(terms, terms), largest=largest)
-    hard = {i: replace(question, source="out of reach") for i, question in zip(chosen, longer)}
-    return [hard.get(i, question) for i, question in enumerate(questions)]
-
-
 class QuestionSampler:
-    """Draws fresh questions, every one once an epoch, in an order shuffled anew each epoch. (One whose turn comes in a step
-    that replays it has had its turn.)"""
+    """Draws fresh questions, every one once an epoch, in an order shuffled anew each epoch. (One whose turn comes in a
+    step that replays it has had its turn.)"""
 
     def __init__(self, questions: list[Question], *, seed: int) -> None:
         self.questions = {q.id: q for q in questions}

@@ -15,11 +15,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from nano_exgrpo.logprobs import mean_entropies
+import torch
+
 from nano_exgrpo.policy import Policy
-from nano_exgrpo.rollout import Trajectory
+from nano_exgrpo.questions import Question
+from nano_exgrpo.trajectory import Trajectory
 
 
 class ReplayBuffer:
@@ -47,10 +50,13 @@ class ReplayBuffer:
                 buckets.setdefault(k, []).append(question_id)
         return dict(sorted(buckets.items()))
 
+    def question(self, id: str) -> Question:
+        return self.stored[id][0].question
+
     # --------------------------------------------------------------------- which questions
 
-    def draw_questions(self, count: int, *, method: str = "gaussian", sigma: float = 1.0) -> list[str]:
-        """min(count, eligible) different question ids to replay (paper, section 4.1).
+    def draw_questions(self, count: int, *, method: str = "gaussian", sigma: float = 1.0) -> list[Question]:
+        """min(count, eligible) different questions to replay (paper, section 4.1).
 
         method "gaussian": draw a bucket with probability ∝ Normal(k; K/2, σ), then a question uniformly
         inside it, without replacement; what an emptied bucket cannot give goes to the others. "uniform"
@@ -60,9 +66,9 @@ class ReplayBuffer:
         """
         buckets = self.eligible()
         if method == "uniform":
-            everyone = [question_id for ids in buckets.values() for question_id in ids]
-            return self.rng.sample(everyone, min(count, len(everyone)))
-        drawn: list[str] = []
+            everyone = [id for ids in buckets.values() for id in ids]
+            return [self.question(id) for id in self.rng.sample(everyone, min(count, len(everyone)))]
+        drawn: list[Question] = []
         while buckets and len(drawn) < count:
             # Weights in logs, less the largest: far from K/2 with a small σ they would all underflow to 0.
             logits = {k: -((k - self.group_size / 2) ** 2) / (2 * sigma**2) for k in buckets}
@@ -70,30 +76,25 @@ class ReplayBuffer:
             weights = [math.exp(value - best) for value in logits.values()]
             k = self.rng.choices(list(buckets), weights=weights)[0]
             ids = buckets[k]
-            drawn.append(ids.pop(self.rng.randrange(len(ids))))
+            drawn.append(self.question(ids.pop(self.rng.randrange(len(ids)))))
             if not ids:
                 del buckets[k]
         return drawn
 
     # ------------------------------------------------------------------- which trajectory
 
-    def choose(self, question_id: str, entropies: Sequence[float], *, method: str = "lowest") -> Trajectory:
-        """The stored success of this question to replay, marked as replayed (paper, section 4.1).
+    def choose(self, question: Question, entropies: Sequence[float], *, method: str = "lowest") -> Trajectory:
+        """The stored success of this question to replay, a copy marked as replayed (paper, section 4.1).
 
-        entropies: mean token entropy of each of `stored[question_id]` under the *current* policy, in nats
-        (`logprobs.mean_entropies`). method: "lowest" entropy; "highest" or "random" are the paper's ablations,
-        and "random" needs no entropies. Ties go to the oldest."""
-        trajectories = self.stored[question_id]
+        entropies: mean token entropy of each of `stored[question.id]` under the *current* policy, in nats. method:
+        "lowest" entropy; "highest" or "random" are the paper's ablations, and "random" needs no entropies. Ties go to
+        the oldest."""
+        trajectories = self.stored[question.id]
         if method == "random":
-            index = self.rng.randrange(len(trajectories))
-        else:
-            pick = min if method == "lowest" else max
-            index = pick(range(len(trajectories)), key=lambda i: entropies[i])
-        chosen = Trajectory(**vars(trajectories[index]))
-        chosen.replayed = True
-        if method != "random":
-            chosen.entropy = float(entropies[index])
-        return chosen
+            return replace(trajectories[self.rng.randrange(len(trajectories))], replayed=True)
+        pick = min if method == "lowest" else max
+        index = pick(range(len(trajectories)), key=lambda i: entropies[i])
+        return replace(trajectories[index], replayed=True, entropy=float(entropies[index]))
 
     # ------------------------------------------------------------------------------ update
 
@@ -102,82 +103,80 @@ class ReplayBuffer:
 
         A replayed trajectory counts among the group's successes, as it does in the group's mean reward.
         All K succeed: the question is retired and forgotten. 1..K−1 succeed: k becomes its bucket, and every new
-        fresh success is stored, identical token sequences once.
+        fresh success is stored, identical token sequences once. Log-probabilities that are not finite are never stored:
+        each replay of them would spoil another batch.
         All K succeed, but may_retire is False: K becomes the bucket of what is stored, to which nothing is added,
         for trajectories that taught nothing have no log-probabilities.
         None succeeds: what is stored stays as it is, and so does the bucket.
         """
-        question_id = group[0].question_id
-        successes = [t for t in group if t.reward > 0]
-        if not successes or question_id in self.retired:
+        id = group[0].question.id
+        successes = [t for t in group if t.right]
+        if not successes or id in self.retired:
             return
         if len(successes) == len(group) and may_retire:
-            self.retired[question_id] = None
-            self.stored.pop(question_id, None)
-            self.bucket.pop(question_id, None)
+            self.retired[id] = None
+            self.stored.pop(id, None)
+            self.bucket.pop(id, None)
             return
-        known = self.stored.get(question_id, [])
+        known = list(self.stored.get(id, ()))
         seen = {tuple(t.response_ids.tolist()) for t in known}
         for trajectory in successes:
             key = tuple(trajectory.response_ids.tolist())
-            if trajectory.logprobs is None or key in seen:
-                continue
-            seen.add(key)
-            known = known + [trajectory]
+            if trajectory.logprobs is not None and trajectory.logprobs.isfinite().all() and key not in seen:
+                seen.add(key)
+                known.append(trajectory)
+        if self.max_per_question:
+            known = known[-self.max_per_question :]
         if known:
-            self.stored[question_id] = known[-self.max_per_question :]  # [-0:] keeps all
-            self.bucket[question_id] = len(successes)
+            self.stored[id] = known
+            self.bucket[id] = len(successes)
 
     # ------------------------------------------------------------------------ save and load
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain containers and tensors only: what `torch.load(weights_only=True)` reads back."""
+        """Plain containers and tensors only: what `torch.load(weights_only=True)` reads back. Questions by their
+        ids."""
         return {
-            "stored": {id: [vars(t).copy() for t in trajectories] for id, trajectories in self.stored.items()},
+            "stored": {id: [plain(t) for t in trajectories] for id, trajectories in self.stored.items()},
             "bucket": dict(self.bucket),
             "retired": list(self.retired),
             "rng": self.rng.getstate(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.stored = {id: [Trajectory(**t) for t in trajectories] for id, trajectories in state["stored"].items()}
+    def load_state_dict(self, state: dict[str, Any], questions: dict[str, Question]) -> None:
+        """questions: those that are trained on, by id."""
+        self.stored = {id: [Trajectory(questions[id], **t) for t in kept] for id, kept in state["stored"].items()}
         self.bucket = dict(state["bucket"])
         self.retired = dict.fromkeys(state["retired"])
         version, internal, gauss = state["rng"]
         self.rng.setstate((version, tuple(internal), gauss))
 
 
+def plain(trajectory: Trajectory) -> dict[str, Any]:
+    """The fields of a trajectory but its question."""
+    return {name: value for name, value in vars(trajectory).items() if name != "question"}
+
+
 def choose_trajectories(
-    policy: Policy,
-    buffer: ReplayBuffer,
-    question_ids: Sequence[str],
-    *,
-    method: str = "lowest",
-    temperature: float = 1.0,
-    token_budget: int = 16_384,
-    chunk_bytes: int = 256 * 2**20,
+    policy: Policy, buffer: ReplayBuffer, questions: Sequence[Question], *, method: str = "lowest"
 ) -> tuple[list[Trajectory], int]:
     """(one stored success of each question, tokens read to choose them): step 3, under the current policy.
 
-    method: as in `ReplayBuffer.choose`; "random" reads nothing, and "none" chooses nothing: then the buffer only says
-    which questions to ask again. The rest: as in `logprobs.mean_entropies`."""
+    The mean entropy runs over the response tokens only, EOS included. (The released code's mask is inverted, so it
+    averages over the padding.) method: as in `ReplayBuffer.choose`; "random" reads nothing, and "none" chooses nothing:
+    then the buffer only says which questions to ask again."""
     if method == "none":
         return [], 0
-    stored = [t for id in question_ids for t in buffer.stored[id]]
-    entropies, scored_tokens = [math.nan] * len(stored), 0
-    if stored and method != "random":
-        scored_tokens = sum(len(t.response_ids) for t in stored)
-        entropies = mean_entropies(
-            policy,
-            [t.prompt_ids for t in stored],
-            [t.response_ids for t in stored],
-            temperature=temperature,
-            token_budget=token_budget,
-            chunk_bytes=chunk_bytes,
-        ).tolist()
-    chosen, start = [], 0
-    for id in question_ids:
-        end = start + len(buffer.stored[id])
-        chosen.append(buffer.choose(id, entropies[start:end], method=method))
-        start = end
-    return chosen, scored_tokens
+    stored = [t for question in questions for t in buffer.stored[question.id]]
+    entropies = torch.full((len(stored),), math.nan)
+    if method != "random":
+        with torch.no_grad():
+            for batch in policy.batches(stored):
+                scores = policy.score([stored[i] for i in batch])
+                entropies[batch] = (scores.entropies.sum(-1) / scores.mask.sum(-1)).float().cpu()  # 0 outside the mask
+    counts = [len(buffer.stored[question.id]) for question in questions]
+    chosen = [
+        buffer.choose(question, part.tolist(), method=method)
+        for question, part in zip(questions, entropies.split(counts), strict=True)
+    ]
+    return chosen, 0 if method == "random" else sum(len(t.response_ids) for t in stored)

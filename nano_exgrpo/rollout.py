@@ -11,39 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nano_exgrpo.errors import InputError
-from nano_exgrpo.policy import Policy
-from nano_exgrpo.sampling_loop import DIVERGED, decode, for_generation, pad_left
-
-
-@dataclass
-class Trajectory:
-    """One response o to one question q, with all that the method needs to know about it.
-
-    prompt_ids [P], response_ids [T]: token ids on the CPU; the EOS that ends a response is its last token.
-    text: the response without special tokens, as the checker reads it.
-    truncated: it reached the length limit without an EOS.
-    reward: r ∈ {0, 1}. entropy: mean token entropy in nats when it was last scored.
-    logprobs [T]: log π_past of each token under the policy that generated it, in nats, on the CPU; None
-        until they are computed.
-    replayed: it comes from the buffer; its behaviour policy is a past one.
-    """
-
-    question_id: str
-    prompt_ids: Tensor
-    response_ids: Tensor
-    text: str
-    truncated: bool = False
-    reward: float = 0.0
-    entropy: float = float("nan")
-    logprobs: Tensor | None = field(default=None, repr=False)
-    replayed: bool = False
+from nano_exgrpo.policy import Policy, response_text
+from nano_exgrpo.questions import Question
+from nano_exgrpo.sampling_loop import DIVERGED, decode, pad_left
+from nano_exgrpo.trajectory import Trajectory
 
 
 def generate_responses(
@@ -51,15 +28,14 @@ def generate_responses(
     prompts: Sequence[Tensor],
     samples: int | Sequence[int],
     *,
-    temperature: float = 1.0,
     top_p: float = 1.0,
     max_new_tokens: int,
     batch_size: int = 64,
 ) -> list[list[Tensor]]:
     """`samples` responses to each prompt.
 
-    prompts: ragged prompt ids [P] each. samples: one number for all prompts or one for each. temperature: 0 is
-    greedy. batch_size: most sequences at a time; a group may be spread over several batches.
+    prompts: ragged prompt ids [P] each. samples: one number for all prompts or one for each. top_p: less than 1 only
+    to evaluate. batch_size: most sequences at a time; a group may be spread over several batches.
     Returns for every prompt a list of its response ids [T], T ≤ max_new_tokens, EOS kept.
     Raises ValueError when prompt and response would not fit the model's context.
     """
@@ -75,26 +51,24 @@ def generate_responses(
     rows = [i for i in order for _ in range(counts[i])]
     for start in range(0, len(rows), batch_size):
         batch = rows[start : start + batch_size]
-        sequences = _generate_batch(policy, [prompts[i] for i in batch], temperature, top_p, max_new_tokens)
+        sequences = _generate_batch(policy, [prompts[i] for i in batch], top_p, max_new_tokens)
         for row, sequence in zip(batch, sequences, strict=True):
             responses[row].append(sequence)
     return responses
 
 
-def _generate_batch(
-    policy: Policy, prompts: list[Tensor], temperature: float, top_p: float, max_new_tokens: int
-) -> list[Tensor]:
+def _generate_batch(policy: Policy, prompts: list[Tensor], top_p: float, max_new_tokens: int) -> list[Tensor]:
     """One response for each row of prompt ids [P]."""
     if policy.sampler == "loop":
-        rows = decode(policy, prompts, temperature, top_p, max_new_tokens)  # B × [T]
+        rows = decode(policy, prompts, top_p, max_new_tokens)  # B × [T]
     else:
         ids, attention = pad_left(prompts, policy)  # [B, P] each
-        with torch.no_grad(), policy.precision(), for_generation(policy), bare_generation(policy.model) as generate:
+        with torch.no_grad(), policy.precision(), bare_generation(policy.model) as generate:
             try:
                 output = generate(
                     input_ids=ids,
                     attention_mask=attention,
-                    generation_config=sampling_config(policy, temperature, top_p, max_new_tokens),
+                    generation_config=sampling_config(policy, top_p, max_new_tokens),
                 )  # [B, P + T]
             except RuntimeError as error:
                 if "probability tensor contains" not in str(error):  # torch.multinomial on NaN or infinity
@@ -104,14 +78,14 @@ def _generate_batch(
     return [cut_at_stop(row, policy.stop_ids) for row in rows]
 
 
-def sampling_config(policy: Policy, temperature: float, top_p: float, max_new_tokens: int) -> Any:
-    """The GenerationConfig of the bare softmax at `temperature` (0: greedy): every other filter explicitly off."""
+def sampling_config(policy: Policy, top_p: float, max_new_tokens: int) -> Any:
+    """The GenerationConfig of the bare softmax at the policy's temperature: every other filter explicitly off."""
     from transformers import GenerationConfig
 
-    greedy = temperature == 0
+    greedy = policy.temperature == 0
     return GenerationConfig(
         do_sample=not greedy,
-        temperature=None if greedy else temperature,
+        temperature=None if greedy else policy.temperature,
         top_k=None if greedy else 0,
         top_p=None if greedy else top_p,
         num_beams=1,
@@ -147,35 +121,27 @@ def cut_at_stop(ids: Tensor, stop_ids: Sequence[int]) -> Tensor:
 
 def rollout(
     policy: Policy,
-    questions: Sequence[tuple[str, Tensor]],
+    questions: Sequence[Question],
     samples: int | Sequence[int],
     *,
-    temperature: float,
     max_new_tokens: int,
     batch_size: int = 64,
 ) -> list[list[Trajectory]]:
-    """One group of `samples` trajectories for each (question id, prompt ids [P]); see `generate_responses`."""
-    groups = generate_responses(
-        policy,
-        [prompt for _, prompt in questions],
-        samples,
-        temperature=temperature,
-        max_new_tokens=max_new_tokens,
-        batch_size=batch_size,
-    )
+    """One group of `samples` trajectories for each question; see `generate_responses`."""
+    prompts = [question.prompt_ids for question in questions]
+    groups = generate_responses(policy, prompts, samples, max_new_tokens=max_new_tokens, batch_size=batch_size)
     return [
-        [make_trajectory(policy, question_id, prompt, response) for response in group]
-        for (question_id, prompt), group in zip(questions, groups, strict=True)
+        [make_trajectory(policy, question, response) for response in group]
+        for question, group in zip(questions, groups, strict=True)
     ]
 
 
-def make_trajectory(policy: Policy, question_id: str, prompt_ids: Tensor, response_ids: Tensor) -> Trajectory:
-    """A fresh trajectory from prompt ids [P] and response ids [T], decoded; not yet rewarded or scored."""
+def make_trajectory(policy: Policy, question: Question, response_ids: Tensor) -> Trajectory:
+    """A fresh trajectory from response ids [T], decoded; not yet rewarded or scored."""
     ids = response_ids.tolist()
     return Trajectory(
-        question_id,
-        prompt_ids,
+        question,
         response_ids,
-        text=policy.tokenizer.decode(ids, skip_special_tokens=True),
+        text=response_text(policy, ids),
         truncated=not ids or ids[-1] not in policy.stop_ids,
     )

@@ -7,8 +7,8 @@ leave the batch, and a draw costs one random number, not V.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,9 +20,7 @@ SHRINK = 0.75  # finished responses leave the batch, which copies the KV cache, 
 DIVERGED = "the policy's logits are NaN or infinite: training has diverged; lower --lr, or use fp32"
 
 
-def decode(
-    policy: Policy, prompts: list[Tensor], temperature: float, top_p: float, max_new_tokens: int
-) -> list[Tensor]:
+def decode(policy: Policy, prompts: list[Tensor], top_p: float, max_new_tokens: int) -> list[Tensor]:
     """Response ids [max_new_tokens] for each row of prompt ids [P]; what stands after a stop token is padding.
 
     Rows whose prompts are the same tensor share its forward pass. Raises InputError when logits are NaN or infinite."""
@@ -34,19 +32,20 @@ def decode(
     stops = torch.tensor(policy.stop_ids, device=policy.device)
     responses = torch.full((len(prompts), max_new_tokens), policy.pad_id, device=policy.device)  # [B, T]
 
-    with torch.no_grad(), policy.precision(), for_generation(policy):
+    with torch.no_grad(), policy.precision():
         positions = (attention.cumsum(1) - 1).clamp(min=0)  # [G, P]: padding on the left shifts no position
         output = model.base_model(input_ids=ids, attention_mask=attention, position_ids=positions, use_cache=True)
         logits = project(output.last_hidden_state[:, -1])  # [G, V]
         logits = logits[prompt_of]  # [B, V]
         name = "cache" if hasattr(output, "cache") else "past_key_values"  # transformers renamed it in 5.24
-        cache = getattr(output, name)
+        cache: Any = getattr(output, name, None)
+        require_keys_and_values(cache, model.config.model_type)
         cache.batch_select_indices(prompt_of)
         attention = attention[prompt_of]  # [B, P]
         row_of = torch.arange(len(prompts), device=policy.device)  # [B]: the response that a row of the batch writes
         done = torch.zeros_like(row_of, dtype=torch.bool)  # [B]
         for step in range(max_new_tokens):
-            tokens = draw_tokens(logits, temperature, top_p)  # [B]
+            tokens = draw_tokens(logits, policy.temperature, top_p)  # [B]
             responses[row_of, step] = tokens
             done |= torch.isin(tokens, stops)
             left = int((~done).sum())
@@ -66,6 +65,16 @@ def decode(
             )
             logits = project(output.last_hidden_state[:, -1])  # [B, V]
     return list(responses.cpu())
+
+
+def require_keys_and_values(cache: Any, kind: str) -> None:
+    """Raises InputError for a cache from which rows cannot be chosen: that of a state-space layer, say."""
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    layers = getattr(cache, "layers", [])
+    plain = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
+    if not plain or not hasattr(cache, "batch_select_indices"):
+        raise InputError(f"model type {kind} keeps more than keys and values; use --sampler generate")
 
 
 def pad_left(prompts: Sequence[Tensor], policy: Policy) -> tuple[Tensor, Tensor]:
@@ -107,18 +116,3 @@ def draw_tokens(logits: Tensor, temperature: float, top_p: float = 1.0) -> Tenso
 def require_finite(values: Tensor) -> None:
     if not values.isfinite().all():
         raise InputError(DIVERGED)
-
-
-@contextmanager
-def for_generation(policy: Policy) -> Iterator[None]:
-    """Pause what serves training only: gradient checkpointing, which would switch the KV cache off and make generation
-    quadratic, and compiled layers, which would be compiled anew for every length of the cache."""
-    checkpointed = [m for m in policy.model.modules() if getattr(m, "gradient_checkpointing", False) and m.training]
-    for module in checkpointed:
-        module.training = False  # see `policy.enable_gradient_checkpointing`
-    try:
-        with torch.compiler.set_stance("force_eager") if policy.compiled else nullcontext():
-            yield
-    finally:
-        for module in checkpointed:
-            module.training = True

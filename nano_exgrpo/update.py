@@ -1,7 +1,8 @@
 """One step's update (step 6): from groups with advantages to moved weights, within a bounded memory.
 
-The loss of `loss.py` is summed over micro-batches of like length under a token budget, so that the result does not
-depend on how they are cut; a step may have several updates, each on its share of the groups.
+The loss of `loss.py` is summed over micro-batches of like length under a token budget. All of them share one
+denominator, so the result does not depend on how they are cut. A step may have several updates, each on its share of
+the groups.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from nano_exgrpo.config import TrainConfig
 from nano_exgrpo.infra import distributed
-from nano_exgrpo.logprobs import token_batches, token_logprobs
-from nano_exgrpo.loss import exgrpo_loss
+from nano_exgrpo.loss import LOSS_SUMS, exgrpo_loss
 from nano_exgrpo.policy import Policy
-from nano_exgrpo.rollout import Trajectory
+from nano_exgrpo.trajectory import Trajectory
+
+GRAD_CLIP = 1.0  # largest norm of the gradient, as in the released run
 
 
 def update_policy(
@@ -33,26 +35,11 @@ def update_policy(
 ) -> dict[str, Any]:
     """Step 6 on the groups of one batch, with advantages [B, K]; returns its metrics.
 
-    Fresh trajectories that are trained on leave with their behaviour log-probabilities filled in, as the buffer will store them.
-    Rows without advantage (their whole group succeeded or failed, or is of another --difficulty) have no policy gradient and are left out of
-    forward and backward, but count as rows in the normalisation. The entropy bonus is the mean over the tokens
-    of the rows that are left, replayed ones included, and so is the metric `entropy`.
+    Fresh trajectories that are trained on leave with their behavior log-probabilities filled in, as the buffer will
+    store them. Rows without advantage have no policy gradient: their whole group succeeded or failed, or is of another
+    --difficulty. They are left out of forward and backward, but count as rows in the denominator. The entropy bonus is
+    the mean over the tokens of the rows that are left, replayed ones included, and so is the metric `entropy`.
     """
-
-    def forward(batch: Sequence[Trajectory], with_entropy: bool) -> tuple[Tensor, Tensor | None, Tensor]:
-        return token_logprobs(
-            policy,
-            [t.prompt_ids for t in batch],
-            [t.response_ids for t in batch],
-            temperature=config.temperature,
-            with_entropy=with_entropy,
-            chunk_bytes=config.logits_megabytes * 2**20,
-        )
-
-    def batches(rows: Sequence[tuple[Trajectory, float]]) -> list[list[tuple[Trajectory, float]]]:
-        lengths = [len(t.prompt_ids) + len(t.response_ids) for t, _ in rows]
-        return [[rows[i] for i in batch] for batch in token_batches(lengths, config.train_batch_tokens)]
-
     # Every update gets its share of the replayed groups, which stand first, and of the fresh ones.
     shares = [range(len(groups))[i :: config.updates_per_step] for i in range(config.updates_per_step)]
     rows_of = [
@@ -62,25 +49,9 @@ def update_policy(
     if config.updates_per_step > 1:
         # π_old is the policy before the first update. With one update it is the one being differentiated, and
         # its log-probabilities are the new ones, detached: no second forward.
-        with torch.no_grad():
-            for batch in batches([row for rows in rows_of for row in rows if row[0].logprobs is None]):
-                logprobs, _, _ = forward([t for t, _ in batch], with_entropy=False)  # [B, T]
-                keep_behavior_logprobs([t for t, _ in batch], logprobs)
+        note_behavior_logprobs(policy, [t for rows in rows_of for t, _ in rows])
 
-    totals: dict[str, float] = dict.fromkeys(
-        (
-            "loss",
-            "entropy",
-            "tokens",
-            "fresh_tokens",
-            "clipped",
-            "approx_kl",
-            "replay_tokens",
-            "replay_weight",
-            "replay_ratio",
-        ),
-        0.0,
-    )
+    totals = dict.fromkeys(("loss", "entropy", "tokens", *LOSS_SUMS, "trained_rows"), 0.0)
     grad_norms, skipped = [], 0
     for share, rows in zip(shares, rows_of):
         # Sums over all processes, so that their gradients add up to that of the whole batch.
@@ -89,52 +60,29 @@ def update_policy(
         )
         if not whole["trained"]:
             continue
-        optimizer.zero_grad(set_to_none=True)
         denominator = config.max_response_length * (whole["groups"] * config.group_size if config.normalize_rows else 1)
-        for batch in batches(rows):
-            trajectories = [t for t, _ in batch]
-            logprobs, entropies, mask = forward(trajectories, with_entropy=True)  # [B, T] each
-            keep_behavior_logprobs(trajectories, logprobs)
-            behavior = pad_sequence([t.logprobs for t in trajectories], batch_first=True)  # [B, T]
-            parts = exgrpo_loss(
-                logprobs,
-                behavior.to(logprobs.device),
-                torch.tensor([a for _, a in batch], device=logprobs.device),
-                mask,
-                torch.tensor([t.replayed for t in trajectories], device=logprobs.device),
-                denominator=denominator,
-                clip_range=clip_range,
-                beta=config.beta,
-                shaping=config.shaping,
-                importance_correction=config.importance_correction,
-            )
-            loss = parts.loss
+        optimizer.zero_grad(set_to_none=True)
+        loss_value = 0.0
+        for batch in policy.batches([t for t, _ in rows]):
+            loss, sums = batch_loss(policy, [rows[i] for i in batch], config, denominator, clip_range)
             if config.entropy_coef:  # left out where it is 0, so that nothing is derived from the entropies
-                loss = loss - config.entropy_coef * entropies.sum() / whole["tokens"]
+                loss = loss - config.entropy_coef * sums["entropy"] / whole["tokens"]
             loss.backward()
-            for name in (
-                "loss",
-                "fresh_tokens",
-                "clipped",
-                "approx_kl",
-                "replay_tokens",
-                "replay_weight",
-                "replay_ratio",
-            ):
-                totals[name] += getattr(parts, name).item()
-            totals["entropy"] += entropies.sum().item()
-            totals["tokens"] += mask.sum().item()
+            loss_value += loss.item()
+            for name, value in sums.items():
+                totals[name] += value.item()
         distributed.sum_gradients(policy.model.parameters())
-        norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), config.grad_clip).item()
-        if math.isfinite(norm):
+        norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), GRAD_CLIP).item()
+        # The loss of a NaN has a gradient of 0 where `clamp` stops it: a finite norm alone proves nothing.
+        if math.isfinite(norm) and math.isfinite(distributed.total({"loss": loss_value})["loss"]):
             optimizer.step()
             grad_norms.append(norm)
         else:
             skipped += 1
+        totals["trained_rows"] += len(rows)
     optimizer.zero_grad(set_to_none=True)  # gradients would sit in memory during the next rollouts
 
-    totals.update(rows=advantages.numel(), trained_rows=sum(map(len, rows_of)))
-    totals = distributed.total(totals)
+    totals = distributed.total({**totals, "rows": advantages.numel()})
 
     def per(name: str, count: str) -> float | None:
         return totals[name] / totals[count] if totals[count] else None
@@ -151,6 +99,44 @@ def update_policy(
         "trained_tokens": totals["tokens"],
         "trained_rows": totals["trained_rows"] / totals["rows"],
     }
+
+
+def batch_loss(
+    policy: Policy,
+    rows: Sequence[tuple[Trajectory, float]],
+    config: TrainConfig,
+    denominator: float,
+    clip_range: float | None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss of one micro-batch of (trajectory, advantage), scalar, and its sums over tokens; `entropy` has a gradient.
+
+    The forward pass that trains a fresh trajectory also notes its π_old, for the buffer: nothing has moved yet."""
+    trajectories = [t for t, _ in rows]
+    scores = policy.score(trajectories)  # [B, T] each
+    keep_behavior_logprobs(trajectories, scores.logprobs)
+    behavior = pad_sequence([torch.as_tensor(t.logprobs) for t in trajectories], batch_first=True)  # [B, T]
+    loss, sums = exgrpo_loss(
+        scores.logprobs,
+        behavior.to(policy.device),
+        torch.tensor([a for _, a in rows], device=policy.device),
+        scores.mask,
+        torch.tensor([t.replayed for t in trajectories], device=policy.device),
+        denominator=denominator,
+        clip_range=clip_range,
+        beta=config.beta,
+        shaping=config.shaping,
+        importance_correction=config.importance_correction,
+    )
+    return loss, {"loss": loss.detach(), "entropy": scores.entropies.sum(), "tokens": scores.mask.sum(), **sums}
+
+
+def note_behavior_logprobs(policy: Policy, trajectories: Sequence[Trajectory]) -> None:
+    """Score those that have no behavior log-probabilities yet."""
+    unscored = [t for t in trajectories if t.logprobs is None]
+    with torch.no_grad():
+        for batch in policy.batches(unscored):
+            part = [unscored[i] for i in batch]
+            keep_behavior_logprobs(part, policy.score(part, with_entropy=False).logprobs)
 
 
 def keep_behavior_logprobs(trajectories: Sequence[Trajectory], logprobs: Tensor) -> None:

@@ -1,10 +1,11 @@
-"""What several test files share: tiny real models, runs of milliseconds, and folders outside the project that may be absent."""
+"""What several test files share: tiny real models, runs of milliseconds, and folders outside the project."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ import torch
 import train
 from nano_exgrpo import toy
 from nano_exgrpo.config import TrainConfig, resolve
+from nano_exgrpo.infra import prepare, session
 from nano_exgrpo.infra.run_folder import read_lines
+from nano_exgrpo.infra.session import State
 from nano_exgrpo.policy import Policy, make_policy
+from nano_exgrpo.questions import Question
+from nano_exgrpo.trajectory import Trajectory
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
-GOLDEN = SHARED / "golden" / "loss_handed.json"
 QWEN_TOKENIZER = SHARED / "tokenizers" / "qwen2.5-math"
 
 torch.set_num_threads(1)  # the models here are so small that a second thread costs more than it gives
@@ -71,14 +75,23 @@ def build(family: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Pol
     return make_policy(GPT2LMHeadModel(config).to(dtype), tokenizer)
 
 
-def ragged(
-    policy: Policy, lengths: list[tuple[int, int]], seed: int = 0
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Random prompts and responses of the given (prompt, response) lengths."""
+def ragged(policy: Policy, lengths: list[tuple[int, int]], seed: int = 0) -> list[Trajectory]:
+    """Trajectories of random tokens, of the given (prompt, response) lengths."""
     generator = torch.Generator().manual_seed(seed)
     size = policy.model.get_output_embeddings().weight.shape[0]
-    draw = lambda n: torch.randint(1, size, (n,), generator=generator)  # noqa: E731
-    return [draw(p) for p, _ in lengths], [draw(r) for _, r in lengths]
+
+    def draw(n: int) -> torch.Tensor:
+        return torch.randint(1, size, (n,), generator=generator)
+
+    prompts = [draw(p) for p, _ in lengths]
+    return [trajectory(p, draw(r)) for p, (_, r) in zip(prompts, lengths)]
+
+
+def trajectory(prompt_ids: Any, response_ids: Any, *, id: str = "q", answer: str = "", **fields: Any) -> Trajectory:
+    """One with these token ids, given as tensors or lists."""
+    prompt = torch.as_tensor(prompt_ids, dtype=torch.long)
+    question = Question(id, "?", answer, prompt_ids=prompt)
+    return Trajectory(question, torch.as_tensor(response_ids, dtype=torch.long), **{"text": "", **fields})
 
 
 HIDDEN_DEFAULTS = dict(do_sample=True, top_k=20, top_p=0.8, temperature=0.7, repetition_penalty=1.1, max_new_tokens=3)
@@ -92,7 +105,7 @@ def give_hidden_defaults(policy):
 
 @pytest.fixture
 def mac(monkeypatch):
-    """A Mac's generator of random numbers in its place, seeded by torch.manual_seed as there; draws with `mac.draw()`."""
+    """A Mac's generator of random numbers, seeded by torch.manual_seed as there; draws with `mac.draw()`."""
 
     class Metal:
         generator = torch.Generator()
@@ -114,9 +127,8 @@ def tiny_config(folder: Path, **changes: Any) -> TrainConfig:
     """A run of milliseconds a step on an untrained policy."""
     given = dict(
         run=str(folder / "run"), steps=4, questions_per_step=4, group_size=4, max_response_length=6, warmup_steps=0,
-        toy_questions=24, toy_most_terms=3, held_out=5, eval_every=0, log_samples=0, threads=0, device="cpu",
-        toy_hidden=16, toy_layers=1, toy_fewest_terms=2, toy_largest=9, toy_skill_steps=0, toy_demonstrations=0,
-        max_prompt_length=32, start_threshold=0.35,
+        toy_questions=24, toy_skill_steps=0, held_out=5, eval_every=0, log_samples=0, threads=0, device="cpu",
+        max_prompt_length=32,
     )  # fmt: skip
     return resolve({**given, **changes})
 
@@ -124,8 +136,24 @@ def tiny_config(folder: Path, **changes: Any) -> TrainConfig:
 @pytest.fixture
 def tiny(monkeypatch):
     """A checker that a random policy satisfies about half of the time; and no time spent on plots."""
-    monkeypatch.setattr(train, "plot_curves", lambda *args: None)
-    monkeypatch.setattr(train, "grade", lambda text, gold, letters: (None, coin(text, gold) > 0))
+    monkeypatch.setattr(session, "plot_curves", lambda *args: None)
+    monkeypatch.setattr(prepare, "reward_of", lambda t: coin(t.text, t.question.answer))
+
+
+def in_step(monkeypatch: pytest.MonkeyPatch, number: int, action: Callable[[State], Any]) -> None:
+    """Let something happen in step `number` of train.py's loop."""
+    original = train.train_step
+
+    def step(state: State, config: TrainConfig) -> Any:
+        if state.step + 1 == number:
+            action(state)
+        return original(state, config)
+
+    monkeypatch.setattr(train, "train_step", step)
+
+
+def files_of(folder: Path | str) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
 
 
 def coin(text: str, gold: str) -> float:

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from nano_exgrpo.policy import Policy
+from nano_exgrpo.questions import Question
+from nano_exgrpo.trajectory import Trajectory
 
 
 class TabularModel(nn.Module):
@@ -90,6 +92,17 @@ def outcomes(policy: Policy) -> list[Tensor]:
 
 def prompt(policy: Policy, question: int = 0) -> Tensor:
     return torch.tensor([policy.model.vocabulary + question])
+
+
+def asked(policy: Policy, question: int = 0) -> Question:
+    """Question number `question` as it is asked; its id is q0, q1, …"""
+    return Question(f"q{question}", "?", "", prompt_ids=prompt(policy, question))
+
+
+def answers(policy: Policy) -> list[Trajectory]:
+    """All outcomes as trajectories of question 0."""
+    question = asked(policy)
+    return [Trajectory(question, outcome, "") for outcome in outcomes(policy)]
 
 
 def exact_probabilities(policy: Policy, question: int = 0) -> Tensor:

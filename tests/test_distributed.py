@@ -17,27 +17,27 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="th
 
 # What each process of the first test does: its groups of one batch of eight through the real update.
 UPDATE = """
-import json, random, sys
+import dataclasses, sys
 import torch
 sys.path[:0] = ["tests"]
-from conftest import build
+from conftest import build, trajectory
 from nano_exgrpo.infra import distributed
 from nano_exgrpo.config import resolve
 from nano_exgrpo.loss import group_advantages
 from nano_exgrpo.infra.precision import make_optimizer
-from nano_exgrpo.rollout import Trajectory
 from nano_exgrpo.update import update_policy
 
 out, *cases = sys.argv[1:]
 distributed.start("cpu")
 for case in cases:
-    policy = build("llama")
+    policy = dataclasses.replace(build("llama"), token_budget=40)
     generator = torch.Generator().manual_seed(3)
     draw = lambda n: torch.randint(1, 40, (n,), generator=generator)
     groups = []
     for g in range(8):  # ragged; the odd groups have a replayed row
         prompt = draw(2 + g)
-        rows = [Trajectory(str(g), prompt, draw(int(torch.randint(1, 9, (1,), generator=generator))), "") for _ in range(4)]
+        lengths = torch.randint(1, 9, (4,), generator=generator).tolist()
+        rows = [trajectory(prompt, draw(length), id=str(g)) for length in lengths]
         for i, t in enumerate(rows):
             t.reward = float(torch.rand(1, generator=generator) < 0.5)
         if case == "one idle":  # every group of the second process has failed outright
@@ -50,8 +50,8 @@ for case in cases:
     groups = distributed.shard(groups)
     advantages = group_advantages(torch.tensor([[t.reward for t in group] for group in groups]))
     config = resolve(dict(
-        preset="none", questions_per_step=8, group_size=4, max_response_length=9, train_batch_tokens=40, entropy_coef=0.01,
-        updates_per_step=2 if case == "two updates" else 1, grad_clip=1e9,
+        preset="none", questions_per_step=8, group_size=4, max_response_length=9, entropy_coef=0.01,
+        updates_per_step=2 if case == "two updates" else 1,
     ))
     parameters = list(policy.model.parameters())
     optimizer = make_optimizer(parameters, "adamw", lr=1e-2, weight_decay=0.1)
@@ -62,7 +62,8 @@ for case in cases:
     optimizer.step = record
     metrics = update_policy(policy, optimizer, groups, advantages, config, clip_range=0.2)
     weights = torch.cat([p.detach().flatten() for p in parameters])
-    torch.save({"gradients": gradients, "weights": weights, "metrics": metrics}, f"{out}/{case}-{distributed.world_size()}-{distributed.rank()}.pt")
+    name = f"{case}-{distributed.world_size()}-{distributed.rank()}.pt"
+    torch.save({"gradients": gradients, "weights": weights, "metrics": metrics}, f"{out}/{name}")
 distributed.finish()
 """
 CASES = ["one update", "one idle", "two updates"]
@@ -121,12 +122,8 @@ def results(tmp_path_factory):
 def test_two_processes_have_the_gradient_of_one(case, results):
     """Same gradient, weights after the sharded optimiser's step, and metrics, as one process on the whole batch."""
     one, first, second = results[case]
-    assert (
-        len(one["gradients"])
-        == len(first["gradients"])
-        == len(second["gradients"])
-        == (2 if case == "two updates" else 1)
-    )
+    updates = 2 if case == "two updates" else 1
+    assert [len(process["gradients"]) for process in (one, first, second)] == [updates] * 3
     assert torch.equal(first["weights"], second["weights"]) and first["metrics"] == second["metrics"]
     if case == "two updates":
         return  # each process cuts its own groups into two shares, so the updates are not one process's
@@ -148,20 +145,19 @@ import sys
 import train
 from nano_exgrpo.infra import distributed
 
-update, calls = train.update_policy, []
-def faulty(*args, **kwargs):
-    calls.append(1)
-    if distributed.rank() == 1 and len(calls) == 2:
+step = train.train_step
+def faulty(state, config):
+    if distributed.rank() == 1 and state.step == 1:
         raise RuntimeError("shapes do not match")
-    return update(*args, **kwargs)
-train.update_policy = faulty
+    return step(state, config)
+train.train_step = faulty
 sys.exit(train.main())
 """
 
 
 FLAGS = [
-    "train.py", "--warmup-steps", "0", "--questions-per-step", "4", "--group-size", "4", "--held-out", "4", "--eval-every", "0",
-    "--device", "cpu", "--lr", "1e-2", "--start-threshold", "-1", "--toy-hidden", "32", "--toy-layers", "1",
+    "train.py", *"--warmup-steps 0 --toy-skill-steps 0 --questions-per-step 4 --group-size 4 --held-out 4".split(),
+    *"--eval-every 0 --device cpu --lr 1e-2 --start-threshold -1".split(),
 ]  # fmt: skip
 
 
@@ -225,10 +221,11 @@ def test_a_real_model_is_warmed_up_alike_everywhere(tmp_path):
     script = tmp_path / "watch.py"
     script.write_text(WATCH)
     status, _, err = run(
-        2, script, tmp_path, "--model", tmp_path / "m", "--data", tmp_path / "data.jsonl", "--warmup-data", tmp_path / "demos.jsonl",
-        "--warmup-steps", 5, "--warmup-batch", 4, "--warmup-lr", "1e-2", "--train-batch-tokens", 20, "--dtype", "bfloat16",
-        "--run", tmp_path / "r", "--steps", 1, "--questions-per-step", 2, "--group-size", 2, "--held-out", 4, "--system-prompt", "w1",
-        "--max-response-length", 4, "--device", "cpu",
+        2, script, tmp_path, "--model", tmp_path / "m", "--data", tmp_path / "data.jsonl",
+        "--warmup-data", tmp_path / "demos.jsonl",
+        "--warmup-steps", 5, "--warmup-lr", "1e-2", "--train-batch-tokens", 20, "--dtype", "bfloat16",
+        "--run", tmp_path / "r", "--steps", 1, "--questions-per-step", 2, "--group-size", 2, "--held-out", 4,
+        "--system-prompt", "w1", "--max-response-length", 4, "--device", "cpu",
     )  # fmt: skip
     assert status == 0, err[-2000:]
     first, second = (torch.load(tmp_path / f"after-{rank}.pt") for rank in (0, 1))
@@ -238,24 +235,25 @@ def test_a_real_model_is_warmed_up_alike_everywhere(tmp_path):
 
 WATCH = """
 import sys, torch, train
-from nano_exgrpo.infra import distributed
+from nano_exgrpo.infra import distributed, prepare
 folder, *flags = sys.argv[1:]
-learn = train.follow_demonstrations
+learn = prepare.follow_demonstrations
 def watched(policy, *arguments):
     learn(policy, *arguments)
-    torch.save(torch.cat([p.detach().flatten() for p in policy.model.parameters()]), f"{folder}/after-{distributed.rank()}.pt")
-train.follow_demonstrations = watched
+    weights = torch.cat([p.detach().flatten() for p in policy.model.parameters()])
+    torch.save(weights, f"{folder}/after-{distributed.rank()}.pt")
+prepare.follow_demonstrations = watched
 sys.exit(train.main(flags))
 """
 SLOW = """
 import pathlib, sys, time, train
 *flags, mark = sys.argv[1:]
-update = train.update_policy
-def slowly(*arguments, **settings):
+step = train.train_step
+def slowly(state, config):
     pathlib.Path(mark).touch()
     time.sleep(4)
-    return update(*arguments, **settings)
-train.update_policy = slowly
+    return step(state, config)
+train.train_step = slowly
 sys.exit(train.main(flags))
 """
 
@@ -267,17 +265,8 @@ def test_torchrun_waits_for_the_step_as_long_as_it_is_told(patience, tmp_path):
     slow = tmp_path / "slow.py"
     slow.write_text(SLOW)
     run_folder, mark = tmp_path / "r", tmp_path / "in the step"
-    child = start(
-        2,
-        slow,
-        *FLAGS[1:],
-        "--run",
-        run_folder,
-        "--steps",
-        100_000,
-        mark,
-        options=["--shutdown-timeout", str(patience)],
-    )
+    flags = [*FLAGS[1:], "--run", run_folder, "--steps", 100_000, mark]
+    child = start(2, slow, *flags, options=["--shutdown-timeout", str(patience)])
     try:
         deadline = time.monotonic() + 100
         while not mark.exists() and time.monotonic() < deadline:

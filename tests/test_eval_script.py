@@ -11,21 +11,27 @@ from conftest import tiny_config
 import eval as script
 import train
 from nano_exgrpo import toy
-from nano_exgrpo.config import EvalConfig, resolve, to_dict
+from nano_exgrpo.config import resolve
 from nano_exgrpo.errors import InputError
+from nano_exgrpo.evaluation import generations as generations_module
 from nano_exgrpo.evaluation.evaluate import evaluate
 from nano_exgrpo.evaluation.generations import read_generations
+from nano_exgrpo.evaluation.settings import EvalConfig
 from nano_exgrpo.evaluation.statistics import paired_difference, wilson
+from nano_exgrpo.infra import files, session
 from nano_exgrpo.infra.checkpoint import save_model
-from nano_exgrpo.infra.session import load_data
-from nano_exgrpo.policy import load_policy
+from nano_exgrpo.infra.files import Unwritable
+from nano_exgrpo.infra.loading import load_policy
+from nano_exgrpo.infra.prepare import load_data
+from nano_exgrpo.policy import encode_questions
+from nano_exgrpo.reward import reward_of
 
 
 def _make_run(folder, seed=0):
     """What train.py leaves behind, with random weights in place of trained ones."""
     config = resolve({"run": str(folder), "held_out": 30, "toy_questions": 60, "system_prompt": ""})
     save_model(toy.build_policy(seed=seed, hidden=16, layers=1), folder / "model")
-    (folder / "config.json").write_text(json.dumps(to_dict(config)))
+    (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
     return config
 
 
@@ -68,7 +74,7 @@ def test_a_run_on_its_own_held_out_questions(run, capsys):
     assert figures["mean_tokens"] == sum(r["tokens"] for r in rows) / 30 and figures["questions"] == 30
     assert figures["truncated"] == sum(r["truncated"] for r in rows) / 30
     assert results["settings"]["max_new_tokens"] == config.max_response_length == 10  # the run's own
-    assert set(results) >= {"model", "settings", "seed", "versions", "git_commit"} and set(results["versions"]) >= {
+    assert set(results) >= {"model", "settings", "versions", "git_commit"} and set(results["versions"]) >= {
         "torch",
         "transformers",
     }
@@ -78,7 +84,7 @@ def test_a_setting_of_the_run_with_a_wrong_type_is_one_sentence(run, capsys):
     settings = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps({**settings, "held_out": "30"}))
     assert _call("--model", run) == 2
-    assert "config.json is damaged: held_out is '30'" in capsys.readouterr().err
+    assert "config.json is damaged: --held-out must be of type int" in capsys.readouterr().err
 
 
 def test_the_evaluated_policy_is_the_trained_one(run, monkeypatch):
@@ -111,24 +117,17 @@ def test_training_and_the_script_agree(run):
     assert _call("--model", run / "model", "--temperature", "1.0", "--samples", "2") == 0
     config = resolve({"held_out": 30, "toy_questions": 60, "run": str(run), "system_prompt": ""})
     policy = load_policy(str(run / "model"), device="cpu")
-    groups = evaluate(
-        policy,
-        load_data(config)[1],
-        samples=2,
-        temperature=1.0,
-        max_new_tokens=config.max_response_length,
-        system_prompt="",
-        batch_size=512,
-        seed=0,
-    )
-    expected = {(t.question_id, i): t.text for group in groups for i, t in enumerate(group)}
+    asked = encode_questions(policy, load_data(config)[1], "")
+    longest = config.max_response_length
+    groups = evaluate(policy, asked, samples=2, max_new_tokens=longest, batch_size=512, seed=0, reward=reward_of)
+    expected = {(t.question.id, i): t.text for group in groups for i, t in enumerate(group)}
     assert {(g.id, g.sample): g.response for g in read_generations(run / "eval").values()} == expected
 
 
 def test_interrupted_and_continued_equals_uninterrupted(run, tmp_path, monkeypatch, capsys):
     arguments = ("--model", run, "--samples", "3", "--batch-tokens", "300", "--temperature", "1")
     assert _call(*arguments, "--out", tmp_path / "whole") == 0
-    real, written = script.append_lines, []
+    real, written = generations_module.append_lines, []
 
     def append_lines(path, rows):
         rows = list(rows)
@@ -140,10 +139,10 @@ def test_interrupted_and_continued_equals_uninterrupted(run, tmp_path, monkeypat
             raise KeyboardInterrupt
         real(path, rows)
 
-    monkeypatch.setattr(script, "append_lines", append_lines)
+    monkeypatch.setattr(generations_module, "append_lines", append_lines)
     assert _call(*arguments, "--out", tmp_path / "parts") == 130
     assert "same command goes on" in capsys.readouterr().err
-    monkeypatch.setattr(script, "append_lines", real)
+    monkeypatch.setattr(generations_module, "append_lines", real)
     whole = _lines(tmp_path / "whole")
     assert 0 < len(read_generations(tmp_path / "parts")) < len(whole) == 90
     assert _call(*arguments, "--out", tmp_path / "parts") == 0
@@ -155,19 +154,19 @@ def test_interrupted_and_continued_equals_uninterrupted(run, tmp_path, monkeypat
 
 
 def test_a_full_disk_is_one_sentence_and_loses_nothing(run, monkeypatch, capsys):
-    real, calls = script.append_lines, []
+    real, calls = generations_module.append_lines, []
 
     def append_lines(path, rows):
         calls.append(path)
         if len(calls) > 1:
-            raise OSError(28, "No space left on device")
+            raise Unwritable(path, OSError(28, "No space left on device"))
         real(path, rows)
 
-    monkeypatch.setattr(script, "append_lines", append_lines)
+    monkeypatch.setattr(generations_module, "append_lines", append_lines)
     assert _call("--model", run, "--batch-tokens", "300") == 2
-    assert "No space left on device; the same command goes on" in capsys.readouterr().err
+    assert "cannot be written (No space left on device); the same command goes on" in capsys.readouterr().err
     kept = _lines(run / "eval")
-    monkeypatch.setattr(script, "append_lines", real)
+    monkeypatch.setattr(generations_module, "append_lines", real)
     assert _call("--model", run, "--batch-tokens", "300") == 0
     assert 0 < len(kept) < 30 and set(kept) < set(_lines(run / "eval"))
 
@@ -209,7 +208,7 @@ def test_responses_of_other_weights_are_neither_shown_nor_regraded(run, capsys):
         assert _call("--out", run / "eval", *flags) == 0  # asked for by name
     assert _call("--model", run, "--overwrite") == 0 and _call("--model", run, "--show", "wrong") == 0
     (run / "eval" / "settings.json").write_text("{")
-    assert _call("--model", run, "--regrade") == 2 and "no readable settings.json" in capsys.readouterr().err
+    assert _call("--model", run, "--regrade") == 2 and "settings.json is not valid JSON" in capsys.readouterr().err
 
 
 def test_show_explains_failures(run, capsys):
@@ -227,6 +226,36 @@ def test_show_explains_failures(run, capsys):
             g.answer is None for g in chosen
         )
         assert f"{len(chosen)} of 30 responses are {kind}" in output
+
+
+def test_what_is_shown_cannot_steer_the_terminal(run, capsys):
+    assert _call("--model", run, "--limit", "3") == 0
+    _tamper(run / "eval", lambda row: row.update(response="\x1b[2J\x07\ud800 \u202e", correct=False, gold="\x9b1"))
+    capsys.readouterr()
+    for flags in (("--show", "wrong"), ("--regrade",)):
+        assert _call("--model", run, *flags) == 0
+        output = capsys.readouterr().out
+        assert not set("\x1b\x07\ud800\u202e\x9b") & set(output)
+    assert _call("--model", run, "--show", "wrong") == 0
+    assert "\\u001b[2J\\u0007\\ud800 \\u202e" in capsys.readouterr().out
+    assert _call("--model", run, "--show", "wrong", "--bench", "nope") == 2
+    assert "no generations of --bench nope" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence_and_loses_nothing(run, tmp_path, monkeypatch, capsys):
+    assert _call("--model", run, "--limit", "3") == 0
+    before = {path.name: path.read_bytes() for path in (run / "eval").iterdir()}
+    monkeypatch.setattr(files.os, "replace", lambda *names: (_ for _ in ()).throw(OSError(30, "Read-only file system")))
+    for flags in ((), ("--regrade",), ("--overwrite",)):
+        capsys.readouterr()
+        assert _call("--model", run, "--limit", "3", *flags) == 2
+        error = capsys.readouterr().err
+        assert "cannot be written (Read-only file system); the same command goes on once it can" in error
+        if flags != ("--overwrite",):
+            assert {path.name: path.read_bytes() for path in (run / "eval").iterdir()} == before
+    (tmp_path / "file").touch()
+    assert _call("--model", run, "--out", tmp_path / "file" / "deeper") == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_multiple_choice_from_a_file_with_a_limit(run, tmp_path):
@@ -253,7 +282,7 @@ def test_compare_two_runs(tmp_path, capsys):
     ids = list(dict.fromkeys(id for _, id, _ in sides[0]))
     verdicts = [[[float(side["toy", id, s].correct) for s in range(2)] for id in ids] for side in sides]
     expected = paired_difference(*verdicts)
-    d = expected.difference
+    d = expected.interval
     assert f"{d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]" in output and f"{expected.p:.2g}" in output
     # kept generations compare as well, the other way round
     assert _call("--compare", b / "eval", a / "eval") == 0
@@ -308,7 +337,7 @@ def test_which_weights(run, tmp_path, capsys):
 def test_an_extended_run_is_judged_by_its_new_weights(tmp_path, monkeypatch, capsys):
     """Finished at step 1, then killed in step 3 of a longer run: the model of step 1 is not the run's result any more."""
     config = tiny_config(tmp_path, steps=1, save_every=1)
-    monkeypatch.setattr(train, "plot_curves", lambda *args: None)
+    monkeypatch.setattr(session, "plot_curves", lambda *args: None)
     train.train(config)
     assert script.find_subject(config.run).weights.endswith("run/model")
     update, calls = train.update_policy, []
@@ -353,11 +382,15 @@ def test_the_frozen_weights_of_an_unfinished_lora_run_are_not_evaluated(run, cap
         (["--model", "RUN/model/..", "--bench", "math500"], "math500.*hub.*--data"),  # no network here
         (["--model", "RUN", "--bench", "ood", "--data", "x.jsonl"], "one file and cannot stand in for 3"),
         (["--model", "RUN", "--data", "x.jsonl", "--bench", "gsm8k"], "x.jsonl does not exist"),
-        (["--model", "a/b"], "a/b is no folder here.*--bench"),
+        (["--model", "a/b"], "a/b is no run: name benchmarks with --bench"),
         (["--model", "a/b", "--bench", "held-out"], "only a run has held-out questions"),
-        (["--model", "RUN", "--temperature", "-1"], "--temperature must be at least 0"),
-        (["--model", "RUN", "--temperature", "nan"], "--temperature must be at least 0 and finite"),
-        (["--model", "RUN", "--show", "odd"], "--show: invalid choice"),
+        (["--model", "RUN", "--temperature", "-1"], "--temperature must be between 0 and 100"),
+        (["--model", "RUN", "--temperature", "nan"], "--temperature must be between 0 and 100"),
+        (["--model", "RUN", "--k", "²"], "--k must be whole numbers"),
+        (["--model", "RUN", "--k", "9" * 30], "--k must be whole numbers"),
+        (["--model", "RUN", "--limit", str(10**30)], "--limit must be between"),
+        (["--model", "RUN", "--bench", ","], "benchmark , is unknown"),
+        (["--model", "RUN", "--show", "odd"], "--show must be one of"),
         (["--compare", "RUN"], "--compare: expected 2 arguments"),
         (["--model", "RUN", "--top-p", "0"], "--top-p"),
         (["--model", "RUN", "--k", "two"], "--k must be whole numbers"),

@@ -1,5 +1,6 @@
 """Batches that can be repeated and halved, grading, figures, and the folder that keeps it all."""
 
+import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
@@ -7,38 +8,43 @@ from pathlib import Path
 import pytest
 import torch
 
-from nano_exgrpo.checker import reward
 from nano_exgrpo.errors import InputError
 from nano_exgrpo.evaluation import evaluate as evaluate_module
 from nano_exgrpo.evaluation.benchmarks import load_benchmark
-from nano_exgrpo.evaluation.evaluate import evaluate, generate_batches, plan_batches, summarise
+from nano_exgrpo.evaluation.evaluate import evaluate, generate_batches, plan_batches
+from nano_exgrpo.evaluation.figures import summarise
 from nano_exgrpo.evaluation.generations import (
     Generation,
     open_folder,
+    pin_prompts,
     read_generations,
     weights_digest,
     write_generations,
 )
 from nano_exgrpo.evaluation.statistics import clustered_interval, wilson
 from nano_exgrpo.infra.metrics import eval_metrics
-from nano_exgrpo.policy import Policy, encode_prompt
-from nano_exgrpo.questions import Question, sum_questions
-from nano_exgrpo.reward import grade
+from nano_exgrpo.policy import Policy, encode_questions
+from nano_exgrpo.questions import Question
+from nano_exgrpo.reward import grade, reward_of
+from nano_exgrpo.toy import sum_questions
 
 HANDED = Path(__file__).parent.parent / ".." / "shared" / "data"
 
 
 def _asked(policy, count=12):
-    questions = sum_questions(count, seed=1)
-    return [(q.id, encode_prompt(policy, q.prompt, "")) for q in questions]
+    return encode_questions(policy, sum_questions(count, seed=1), "")
 
 
-def _generate(policy, asked, plan, **changes):
-    settings = {"temperature": 0.8, "top_p": 1.0, "max_new_tokens": 6, "seed": 3, **changes}
+def _prompts(asked):
+    return [q.prompt_ids for q in asked]
+
+
+def _generate(policy, asked, plan, temperature=0.8, **changes):
+    settings = {"max_new_tokens": 6, "seed": 3, **changes}
     found = {}
-    for rows, trajectories in generate_batches(policy, asked, plan, **settings):
+    for rows, trajectories in generate_batches(policy.at(temperature), asked, plan, **settings):
         for row, trajectory in zip(rows, trajectories, strict=True):
-            assert row not in found and trajectory.question_id == asked[row[0]][0]
+            assert row not in found and trajectory.question is asked[row[0]]
             found[row] = trajectory.response_ids.tolist()
     return found
 
@@ -47,7 +53,7 @@ def _generate(policy, asked, plan, **changes):
 
 
 def test_plan_asks_every_row_once_within_the_budget_longest_first(policy):
-    prompts = [ids for _, ids in _asked(policy)]
+    prompts = _prompts(_asked(policy))
     plan = plan_batches(policy, prompts, 3, max_new_tokens=6, token_budget=60)
     assert sorted(row for batch in plan for row in batch) == [(q, s) for q in range(12) for s in range(3)]
     sizes = [len(batch) * (max(len(prompts[q]) for q, _ in batch) + 6) for batch in plan]
@@ -59,7 +65,7 @@ def test_plan_asks_every_row_once_within_the_budget_longest_first(policy):
 
 def test_a_batch_gives_the_same_whatever_went_before(policy):
     asked = _asked(policy)
-    plan = plan_batches(policy, [ids for _, ids in asked], 2, max_new_tokens=6, token_budget=60)
+    plan = plan_batches(policy, _prompts(asked), 2, max_new_tokens=6, token_budget=60)
     torch.manual_seed(11)
     before = torch.get_rng_state()
     whole = _generate(policy, asked, plan)
@@ -76,13 +82,13 @@ def test_a_batch_gives_the_same_whatever_went_before(policy):
 
 def test_greedy_is_greedy_and_prompts_may_nearly_fill_the_context(policy):
     asked = _asked(policy, 4)
-    plan = plan_batches(policy, [ids for _, ids in asked], 1, max_new_tokens=6, token_budget=600)
+    plan = plan_batches(policy, _prompts(asked), 1, max_new_tokens=6, token_budget=600)
     greedy = _generate(policy, asked, plan, temperature=0.0)
-    ids = asked[0][1]
+    ids = asked[0].prompt_ids
     with torch.no_grad():
         first = policy.model(input_ids=ids[None]).logits[0, -1].argmax().item()
     assert greedy[0, 0][0] == first and greedy == _generate(policy, asked, plan, temperature=0.0, seed=8)
-    long = [("long", torch.full((policy.context - 5,), 20))]
+    long = [Question("long", "?", "1", prompt_ids=torch.full((policy.context - 5,), 20))]
     assert 1 <= len(_generate(policy, long, [[(0, 0)]], max_new_tokens=50)[0, 0]) <= 5
 
 
@@ -128,11 +134,11 @@ def test_a_single_response_that_does_not_fit_and_other_errors(policy, monkeypatc
 
 def test_evaluate_counts_what_it_returns(policy):
     questions = sum_questions(20, seed=2) + [Question("choice", "3", "B", ("x", "y"))]
-    settings = dict(samples=2, temperature=1.0, max_new_tokens=8, system_prompt="", batch_size=16, seed=0)
-    groups = evaluate(policy, questions, **settings)
+    asked = encode_questions(policy, questions, "")
+    groups = evaluate(policy, asked, samples=2, max_new_tokens=8, batch_size=16, seed=0, reward=reward_of)
     assert [len(group) for group in groups] == [2] * 21
-    for question, group in zip(questions[:-1], groups[:-1], strict=True):
-        assert all(t.question_id == question.id and t.reward == reward(t.text, question.answer) for t in group)
+    for question, group in zip(asked, groups, strict=True):
+        assert all(t.question is question and t.reward == reward_of(t) for t in group)
     rates = [sum(t.reward for t in group) / 2 for group in groups]
     interval = clustered_interval(rates)
     assert eval_metrics([[t.reward for t in group] for group in groups]) == {
@@ -148,7 +154,7 @@ def test_grading():
     assert grade("no idea", "1/2") == (None, False)
     assert grade("\\boxed{B}", "B", "ABCD") == ("B", True)
     assert grade("The answer is (C).", "B", "ABCD") == ("C", False)
-    assert grade("\\boxed{G}", "B", "ABCD")[1] is False
+    assert grade("\\boxed{G}", "B", "ABCD")[1] == 0
 
 
 @pytest.mark.skipif(not HANDED.is_dir(), reason="the handed data are not here")
@@ -160,7 +166,7 @@ def test_grading():
 )  # fmt: skip
 def test_every_gold_answer_grades_itself_right(file, name):
     questions = load_benchmark(name, data=str(HANDED / f"{file}.jsonl"))
-    graded = {q.id: grade(f"So it is $\\boxed{{{q.answer}}}$.", q.answer, q.letters) for q in questions}
+    graded = {q.id: grade(f"So it is $\\boxed{{{q.answer}}}$.", q.answer, q.letters, q.choices) for q in questions}
     assert [id for id, (_, right) in graded.items() if not right] == []
 
 
@@ -217,8 +223,8 @@ def test_a_folder_goes_on_only_under_the_same_settings(tmp_path):
     for change, words in [
         ({"temperature": 1.0}, "made with --temperature 0.6"),
         ({"weights": "x"}, "made with other weights"),
-        ({"benchmarks": {"b": {"samples": 2, "questions": 2, "digest": "d"}}}, "holds b with --samples 1"),
-        ({"benchmarks": {"b": {"samples": 1, "questions": 2, "digest": "x"}}}, "holds b with other questions"),
+        ({"benchmarks": {"b": {"samples": 2, "questions": 2, "digest": "d"}}}, "holds b with samples 1"),
+        ({"benchmarks": {"b": {"samples": 1, "questions": 2, "digest": "x"}}}, "holds b with digest d"),
     ]:
         with pytest.raises(InputError, match=words + ".*--overwrite.*--out"):
             open_folder(tmp_path / "out", {**WANTED, **change}, overwrite=False)
@@ -232,9 +238,26 @@ def test_a_torn_last_line_is_forgotten_and_not_continued(tmp_path):
     path.write_text(path.read_text()[:-20])
     assert list(read_generations(tmp_path).values()) == rows[:2]
     assert path.read_text().endswith("}\n") and len(path.read_text().splitlines()) == 2
-    path.write_text('{"other": 1}\n')
-    with pytest.raises(InputError, match="rows of another kind"):
+    whole = dataclasses.asdict(rows[0])
+    wrong = dict(id=["a"], tokens=None, correct="yes", response=None, answer=1, letters=None, choices="AB", more=1)
+    for name, value in wrong.items():
+        path.write_text(json.dumps({**whole, name: value}) + "\n")
+        with pytest.raises(InputError, match="generations.jsonl line 1 is a row of another kind"):
+            read_generations(tmp_path)
+    path.write_text("[" * 100_000 + "\n{}\n")
+    with pytest.raises(InputError, match="generations.jsonl line 1 is not valid JSON"):
         read_generations(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "5", "{", "{}", '{"benchmarks": []}', '{"benchmarks": {"b": 5}}', "[" * 100_000]
+)
+def test_settings_that_are_none_are_one_sentence(tmp_path, text):
+    (tmp_path / "settings.json").write_text(text)
+    with pytest.raises(InputError, match="settings.json.*|evaluate anew") as error:
+        open_folder(tmp_path, WANTED, overwrite=False)
+    assert "\n" not in str(error.value) and (tmp_path / "settings.json").read_text() == text
+    assert open_folder(tmp_path, WANTED, overwrite=True) == {}
 
 
 def test_weights_digest_tells_retrained_weights(tmp_path):
@@ -261,10 +284,9 @@ def test_evaluation_leaves_a_macs_random_numbers_alone(policy, mac, monkeypatch)
 
     monkeypatch.setattr(evaluate_module, "generate_responses", responses)
     monkeypatch.setattr(Policy, "device", torch.device("mps"))
-    asked = [("a", torch.tensor([4, 5])), ("b", torch.tensor([6]))]
-    generate = lambda: list(
-        generate_batches(policy, asked, [[(0, 0)], [(1, 0)]], temperature=1.0, top_p=1.0, max_new_tokens=4, seed=0)
-    )  # noqa: E731
+    ids = {"a": [4, 5], "b": [6]}
+    asked = [Question(id, "?", "1", prompt_ids=torch.tensor(tokens)) for id, tokens in ids.items()]
+    generate = lambda: list(generate_batches(policy, asked, [[(0, 0)], [(1, 0)]], max_new_tokens=4, seed=0))  # noqa: E731
     torch.manual_seed(3)
     mac.draw()
     before = mac.generator.get_state()
@@ -276,3 +298,15 @@ def test_evaluation_leaves_a_macs_random_numbers_alone(policy, mac, monkeypatch)
     with pytest.raises(ZeroDivisionError):
         generate()
     assert torch.equal(mac.generator.get_state(), before)
+
+
+def test_a_folder_goes_on_only_with_the_prompts_it_was_asked(tmp_path):
+    """A chat template may write today's date."""
+    wanted = {"model": "m", "benchmarks": {"b": {"samples": 1}}}
+    for _ in range(2):
+        open_folder(tmp_path, wanted, overwrite=False)
+        pin_prompts(tmp_path, "b", "monday")
+    with pytest.raises(InputError, match="chat template"):
+        pin_prompts(tmp_path, "b", "tuesday")
+    open_folder(tmp_path, wanted, overwrite=True)
+    pin_prompts(tmp_path, "b", "tuesday")

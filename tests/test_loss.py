@@ -6,35 +6,43 @@ import copy
 import itertools
 import json
 import math
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import GOLDEN
-from tabular import exact_probabilities, outcomes, prompt, tabular_policy
+from tabular import answers, exact_probabilities, outcomes, tabular_policy
 
-from nano_exgrpo.logprobs import token_logprobs
-from nano_exgrpo.loss import exgrpo_loss, group_advantages, on_policy_term, shape
+from nano_exgrpo.loss import LOSS_SUMS, exgrpo_loss, group_advantages, on_policy_term, shape
 
 
 def loss_and_gradient(logprobs, old, advantages, lengths, replayed, **settings):
     logprobs = torch.as_tensor(logprobs, dtype=torch.float64).clone().requires_grad_()
     mask = torch.arange(logprobs.shape[1])[None] < torch.tensor(lengths)[:, None]
-    parts = exgrpo_loss(
+    loss, sums = exgrpo_loss(
         logprobs, torch.as_tensor(old, dtype=torch.float64), torch.as_tensor(advantages, dtype=torch.float64),
         mask, torch.tensor(replayed), **settings,
     )  # fmt: skip
-    parts.loss.backward()
-    return parts, logprobs.grad
+    loss.backward()
+    return SimpleNamespace(loss=loss, **sums), logprobs.grad
 
 
 # ------------------------------------------------------------------------------------ golden values
 
 
-@pytest.mark.skipif(not GOLDEN.is_file(), reason="the golden values are not here")
-def test_golden_values_of_the_released_loss():
-    """The released code divides by L alone, and clips only before mixing starts."""
-    cases = json.loads(GOLDEN.read_text())
-    assert {case["phase"] for case in cases} == {"on-policy", "mixed"}
+RELEASED = Path(__file__).resolve().parent / "released_loss.json"
+
+
+def test_equals_the_released_loss():
+    """released_loss.json holds seven cases, computed once in float64 with the loss of the authors' released code, as
+    its run script configures it, on random inputs. Three are from before mixing starts ("on-policy"), where it clips,
+    four from after it ("mixed"), where it does not. Each has K rows of `lengths` tokens, and padding after them.
+
+    What goes in: the log-probability of each token under the current policy and under the policy that produced it, the
+    rewards, and which rows are replayed. What comes out: the advantages, the loss (it is divided by L =
+    max_response_length alone), its gradient, and the mean of f(w*) over the replayed tokens."""
+    cases = json.loads(RELEASED.read_text(encoding="utf-8"))
+    assert len(cases) == 7 and {case["phase"] for case in cases} == {"on-policy", "mixed"}
     for case in cases:
         advantages = group_advantages(torch.tensor([case["rewards"]], dtype=torch.float64))[0]
         assert torch.allclose(advantages, torch.tensor(case["advantages"], dtype=torch.float64), atol=1e-9)
@@ -217,7 +225,7 @@ def test_what_stands_in_the_padding_changes_nothing():
         # A wider row is summed in another order, so the sums may differ by an ulp or two; the gradient is no sum.
         torch.testing.assert_close(parts.loss, expected.loss, rtol=1e-14, atol=0)
         assert torch.equal(gradient[:, :4], expected_gradient) and (gradient[:, 4:] == 0).all()
-        for name in ("fresh_tokens", "clipped", "approx_kl", "replay_tokens", "replay_weight", "replay_ratio"):
+        for name in LOSS_SUMS:
             torch.testing.assert_close(getattr(parts, name), getattr(expected, name), rtol=1e-14, atol=1e-16)
 
 
@@ -240,7 +248,7 @@ def test_huge_ratios_stay_finite():
     """A token that π_past found all but impossible: e^90 is infinite in float32."""
     for replayed in (True, False):
         logprobs = torch.tensor([[-0.1]], requires_grad=True)
-        parts = exgrpo_loss(
+        loss, _ = exgrpo_loss(
             logprobs,
             torch.tensor([[-300.0]]),
             torch.tensor([0.5]),
@@ -248,8 +256,8 @@ def test_huge_ratios_stay_finite():
             torch.tensor([replayed]),
             denominator=1,
         )
-        parts.loss.backward()
-        assert torch.isfinite(parts.loss) and torch.isfinite(logprobs.grad).all()
+        loss.backward()
+        assert torch.isfinite(loss) and torch.isfinite(logprobs.grad).all()
 
 
 def test_the_denominator_is_a_constant():
@@ -282,16 +290,16 @@ def test_expected_gradient_is_that_of_expected_reward(vocabulary, length, group_
     everything = outcomes(policy)
     rewards = torch.tensor([reward_of(o) for o in everything], dtype=torch.float64)
     probabilities = exact_probabilities(policy).detach()
-    logprobs, _, _ = token_logprobs(policy, [prompt(policy)] * len(everything), everything)  # [O, L]
+    logprobs = policy.score(answers(policy)).logprobs  # [O, L]
     expected_loss = torch.zeros((), dtype=torch.float64)
     for group in itertools.product(range(len(everything)), repeat=group_size):
         rows = list(group)
         advantages = group_advantages(rewards[rows][None])[0]
-        parts = exgrpo_loss(
+        loss, _ = exgrpo_loss(
             logprobs[rows], logprobs[rows], advantages, torch.ones(group_size, length, dtype=torch.bool),
             torch.zeros(group_size, dtype=torch.bool), denominator=length * group_size, clip_range=clip_range,
         )  # fmt: skip
-        expected_loss = expected_loss + probabilities[rows].prod() * parts.loss
+        expected_loss = expected_loss + probabilities[rows].prod() * loss
     found = torch.autograd.grad(expected_loss, policy.model.table)[0]
     expected = -(group_size - 1) / group_size * exact_gradient(policy, rewards) / length
     assert expected.abs().max() > 0.01
@@ -303,13 +311,11 @@ def test_a_replayed_row_from_pi_past_is_unbiased(group_size):
     """One row from π_past with its exact weight and K−1 from π_θ: the expected gradient of the whole group is the
     on-policy one, −(K−1)/K · ∇J / L. Exact where a response is one action (vocabulary 3)."""
     policy, past = tabular_policy(3, 1, seed=6), tabular_policy(3, 1, seed=7)
-    everything = outcomes(policy)
     rewards = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
     now, before = exact_probabilities(policy).detach(), exact_probabilities(past).detach()
     assert (now - before).abs().max() > 0.2
-    prompts = [prompt(policy)] * 3
-    logprobs, _, _ = token_logprobs(policy, prompts, everything)  # [3, 1]
-    stored = token_logprobs(past, prompts, everything)[0].detach()  # [3, 1]
+    logprobs = policy.score(answers(policy)).logprobs  # [3, 1]
+    stored = past.score(answers(past)).logprobs.detach()  # [3, 1]
     replayed = torch.tensor([True] + [False] * (group_size - 1))
 
     def expected_gradient(**settings):
@@ -317,11 +323,12 @@ def test_a_replayed_row_from_pi_past_is_unbiased(group_size):
         for group in itertools.product(range(3), repeat=group_size):
             rows = list(group)
             behavior = torch.cat([stored[rows[:1]], logprobs[rows[1:]]])
-            parts = exgrpo_loss(
+            loss, _ = exgrpo_loss(
                 logprobs[rows], behavior, group_advantages(rewards[rows][None])[0],
-                torch.ones(group_size, 1, dtype=torch.bool), replayed, denominator=group_size, clip_range=None, **settings,
+                torch.ones(group_size, 1, dtype=torch.bool), replayed,
+                denominator=group_size, clip_range=None, **settings,
             )  # fmt: skip
-            total = total + before[rows[0]] * now[rows[1:]].prod() * parts.loss
+            total = total + before[rows[0]] * now[rows[1:]].prod() * loss
         return torch.autograd.grad(total, policy.model.table, retain_graph=True)[0]
 
     expected = -(group_size - 1) / group_size * exact_gradient(policy, rewards)
@@ -335,10 +342,8 @@ def test_replay_is_unbiased_token_by_token():
     """Responses of two tokens: after every prefix, the expected term of the next token under π_past equals the
     on-policy one. (The weights are those of tokens, not of whole responses: how often a prefix occurs is π_past's.)"""
     policy, past = tabular_policy(3, 2, seed=8), tabular_policy(3, 2, seed=9)
-    everything = outcomes(policy)  # all 9, in the order 00 01 02 10 …
-    prompts = [prompt(policy)] * 9
-    logprobs, _, _ = token_logprobs(policy, prompts, everything)  # [9, 2]
-    stored = token_logprobs(past, prompts, everything)[0].detach()  # [9, 2]
+    logprobs = policy.score(answers(policy)).logprobs  # [9, 2]: all 9 answers, in the order 00 01 02 10 …
+    stored = past.score(answers(past)).logprobs.detach()  # [9, 2]
     value = torch.tensor([0.7, -1.0, 0.4], dtype=torch.float64)  # an advantage of the token in question
     cases = [(0, [0, 3, 6])] + [(1, [3 * first + v for v in range(3)]) for first in range(3)]  # (position, rows)
     for position, rows in cases:
@@ -349,10 +354,10 @@ def test_replay_is_unbiased_token_by_token():
         total_now = torch.zeros((), dtype=torch.float64)
         for i, row in enumerate(rows):
             one = dict(advantages=value[i : i + 1], mask=mask[i : i + 1], denominator=2)
-            replay = exgrpo_loss(logprobs[[row]], stored[[row]], replayed=torch.tensor([True]), shaping=False, **one)
-            fresh = exgrpo_loss(logprobs[[row]], logprobs[[row]].detach(), replayed=torch.tensor([False]), **one)
-            total_past = total_past + weights_past[i] * replay.loss
-            total_now = total_now + weights_now[i] * fresh.loss
+            replay, _ = exgrpo_loss(logprobs[[row]], stored[[row]], replayed=torch.tensor([True]), shaping=False, **one)
+            fresh, _ = exgrpo_loss(logprobs[[row]], logprobs[[row]].detach(), replayed=torch.tensor([False]), **one)
+            total_past = total_past + weights_past[i] * replay
+            total_now = total_now + weights_now[i] * fresh
         found = torch.autograd.grad(total_past, policy.model.table, retain_graph=True)[0]
         expected = torch.autograd.grad(total_now, policy.model.table, retain_graph=True)[0]
         assert expected.abs().max() > 0.01
@@ -366,9 +371,8 @@ def test_shaped_replay_is_bounded_and_plain_replay_is_not():
     for scale in (1.0, 3.0, 6.0):
         policy, past = tabular_policy(3, 2, seed=1), tabular_policy(3, 2, seed=2)
         past.model.table.data *= scale
-        everything = outcomes(policy)
-        logprobs = token_logprobs(policy, [prompt(policy)] * 9, everything)[0].detach()
-        stored = token_logprobs(past, [prompt(policy)] * 9, everything)[0].detach()
+        logprobs = policy.score(answers(policy)).logprobs.detach()
+        stored = past.score(answers(past)).logprobs.detach()
         for row in range(9):
             shaped, gradient = loss_and_gradient(logprobs[[row]], stored[[row]], [0.5], [2], [True], denominator=1)
             assert abs(shaped.loss.item()) < 2 * 0.5 and gradient.abs().max() <= 0.5 / 4 + 1e-12

@@ -8,9 +8,8 @@ import pytest
 import sympy
 
 from nano_exgrpo.checker import is_equal
-from nano_exgrpo.checker.cursor import MAX_DEPTH
 from nano_exgrpo.checker.lexer import tokenize
-from nano_exgrpo.checker.parser import ParseError, parse, parse_latex
+from nano_exgrpo.checker.parser import MAX_DEPTH, ParseError, parse, parse_latex
 from nano_exgrpo.checker.tree import Based, Matrix, Num, Op, Quantity, Ratio, Rel, Seq, Sym
 
 SAME = [

@@ -3,41 +3,46 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
-import shutil
+from dataclasses import replace
 
 import pytest
 import torch
-from conftest import QWEN_TOKENIZER, build, ragged, tiny_toy, word_tokenizer
+from conftest import QWEN_TOKENIZER, build, ragged, tiny_toy, trajectory, word_tokenizer
+from safetensors.torch import load_file, save_file
 from tabular import exact_probabilities, outcomes, prompt, tabular_policy
 
-from nano_exgrpo import toy
 from nano_exgrpo.errors import InputError
-from nano_exgrpo.logprobs import mean_entropies, response_mask, token_batches, token_logprobs
+from nano_exgrpo.infra.loading import BACKBONES, load_policy, require_exact, resolve_device, resolve_model_name
+from nano_exgrpo.infra.memory import load_shape
+from nano_exgrpo.logprobs import response_mask, token_batches
 from nano_exgrpo.policy import (
-    HUB_IDS,
-    compile_layers,
+    context_of,
     enable_gradient_checkpointing,
     encode_prompt,
+    encode_questions,
+    end_of_turn,
     find_stop_ids,
-    load_policy,
     make_policy,
-    resolve_device,
-    resolve_model_name,
+    response_text,
+    say_once,
 )
-from nano_exgrpo.rollout import generate_responses
+from nano_exgrpo.questions import Question, questions_digest
 
+CPU = torch.device("cpu")
 LENGTHS = [(3, 5), (1, 1), (6, 2), (2, 7)]
 FAMILIES = ["qwen2", "llama", "gpt2"]
 
 
-def plain(policy, prompts, responses, temperature=1.0):
-    """Row by row, unpadded, from the model's own full logits: what `token_logprobs` must equal."""
-    width = max(map(len, responses))
+def plain(policy, rows):
+    """Row by row, unpadded, from the model's own full logits: what `score` must equal."""
+    width = max(len(row.response_ids) for row in rows)
     logprobs, entropies = [], []
-    for p, r in zip(prompts, responses):
+    for row in rows:
+        p, r = row.prompt_ids, row.response_ids
         logits = policy.model(input_ids=torch.cat([p, r])[None]).logits[0]  # [S, V]
-        logits = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
+        logits = (logits if logits.dtype == torch.float64 else logits.float()) / policy.temperature
         logp = logits[len(p) - 1 : -1].log_softmax(-1)  # [T, V]: position p predicts token p + 1
         pad = (0, width - len(r))
         logprobs.append(torch.nn.functional.pad(logp.gather(1, r[:, None])[:, 0], pad))
@@ -58,17 +63,15 @@ def gradients(policy):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_equals_the_plain_computation_with_its_gradient(family, dtype, tolerance, temperature):
-    policy = build(family, dtype)
-    prompts, responses = ragged(policy, LENGTHS)
+    policy = build(family, dtype).at(temperature)
+    rows = ragged(policy, LENGTHS)
     weights = torch.randn(4, 7, generator=torch.Generator().manual_seed(1), dtype=dtype)
-    expected, expected_entropy = plain(policy, prompts, responses, temperature)
+    expected, expected_entropy = plain(policy, rows)
     (weights * (expected + 0.3 * expected_entropy)).sum().backward()
     expected_gradient = gradients(policy)
     size = policy.model.get_output_embeddings().weight.shape[0]
     for tokens in (1, 2, 4, 1000):  # a chunk of one token, chunks that do and do not divide the 15 tokens, one chunk
-        found, entropy, mask = token_logprobs(
-            policy, prompts, responses, temperature=temperature, chunk_bytes=4 * size * tokens
-        )
+        found, entropy, mask = replace(policy, chunk_bytes=4 * size * tokens).score(rows)
         assert found.dtype == dtype
         assert torch.allclose(found, expected, rtol=0, atol=tolerance)
         assert torch.allclose(entropy, expected_entropy, rtol=0, atol=tolerance)
@@ -76,28 +79,26 @@ def test_equals_the_plain_computation_with_its_gradient(family, dtype, tolerance
         (weights * (found + 0.3 * entropy)).sum().backward()
         gradient = gradients(policy)
         assert gradient.norm() > 0
-        assert torch.allclose(
-            gradient, expected_gradient, rtol=0, atol=tolerance * expected_gradient.abs().max().item()
-        )
+        largest = expected_gradient.abs().max().item()
+        assert torch.allclose(gradient, expected_gradient, rtol=0, atol=tolerance * largest)
 
 
 def test_without_entropy_and_without_gradient_the_values_are_the_same(policy):
-    prompts, responses = ragged(policy, LENGTHS)
-    with_gradient, _, _ = token_logprobs(policy, prompts, responses)
+    rows = ragged(policy, LENGTHS)
+    with_gradient = policy.score(rows).logprobs
     with torch.no_grad():
-        without, entropies, _ = token_logprobs(policy, prompts, responses, with_entropy=False)
+        without, entropies, _ = policy.score(rows, with_entropy=False)
     assert entropies is None and not without.requires_grad and with_gradient.requires_grad
-    assert torch.equal(with_gradient.detach(), without)
+    assert torch.allclose(with_gradient.detach(), without, rtol=0, atol=1e-6)  # attention may take another kernel
 
 
-def test_full_logits_are_never_held(policy, monkeypatch):
+def test_full_logits_are_never_held(policy):
     """Neither forward nor backward projects more tokens at once than fit chunk_bytes."""
     largest = []
     projection = policy.model.get_output_embeddings()
     projection.register_forward_hook(lambda module, args, output: largest.append(output.shape[0]))
-    prompts, responses = ragged(policy, LENGTHS)
-    logprobs, _, _ = token_logprobs(policy, prompts, responses, chunk_bytes=4 * projection.weight.shape[0] * 2)
-    logprobs.sum().backward()
+    policy = replace(policy, chunk_bytes=4 * projection.weight.shape[0] * 2)
+    policy.score(ragged(policy, LENGTHS)).logprobs.sum().backward()
     assert max(largest) == 2
     assert len(largest) == 2 * math.ceil(15 / 2)  # each chunk once forward, and once more in backward
 
@@ -109,7 +110,7 @@ def test_an_oracle_next_token_model_has_log_probability_zero():
     table[policy.model.states[0, ()], 0] = 0.0
     table[policy.model.states[0, (0,)], 1] = 0.0
     policy.model.table.data = table
-    logprobs, entropies, _ = token_logprobs(policy, [prompt(policy)] * 2, [torch.tensor([0, 1]), torch.tensor([1, 0])])
+    logprobs, entropies, _ = policy.score([trajectory(prompt(policy), r) for r in ([0, 1], [1, 0])])
     assert logprobs[0].tolist() == [0.0, 0.0] and entropies[0].tolist() == [0.0, 0.0]
     assert logprobs[1, 0] == -1e4
 
@@ -117,8 +118,7 @@ def test_an_oracle_next_token_model_has_log_probability_zero():
 def test_probabilities_of_all_outcomes_are_the_tables():
     policy = tabular_policy(vocabulary=3, length=2, questions=2, seed=4)
     for question in (0, 1):
-        everything = outcomes(policy)
-        logprobs, _, _ = token_logprobs(policy, [prompt(policy, question)] * 9, everything)
+        logprobs = policy.score([trajectory(prompt(policy, question), r) for r in outcomes(policy)]).logprobs
         assert torch.allclose(logprobs.sum(1).exp(), exact_probabilities(policy, question), rtol=0, atol=1e-14)
         assert logprobs.sum(1).exp().sum().item() == pytest.approx(1.0, abs=1e-14)
 
@@ -128,10 +128,10 @@ def test_probabilities_of_all_outcomes_are_the_tables():
 
 def test_the_eos_that_ends_a_response_is_trained_even_where_pad_equals_eos(policy):
     eos = policy.tokenizer.eos_token_id
-    policy.pad_id = eos
+    policy = replace(policy, pad_id=eos)
     rows = [torch.tensor([7, 8, eos]), torch.tensor([eos]), torch.tensor([9, 9, 9, 9])]  # also: EOS first, no EOS
     assert response_mask(rows).int().tolist() == [[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]]
-    logprobs, _, mask = token_logprobs(policy, [torch.tensor([2, 5])] * 3, rows)
+    logprobs, _, mask = policy.score([trajectory([2, 5], row) for row in rows])
     assert mask.int().tolist() == [[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]]
     assert (logprobs[mask] < 0).all() and (logprobs[~mask] == 0).all()
     # Stopping can be learned: the gradient of log π(EOS) reaches EOS's own embedding.
@@ -140,50 +140,38 @@ def test_the_eos_that_ends_a_response_is_trained_even_where_pad_equals_eos(polic
 
 
 def test_pad_token_and_batch_mates_change_nothing(policy):
-    prompts, responses = ragged(policy, LENGTHS)
-    together, entropies, _ = token_logprobs(policy, prompts, responses)
-    policy.pad_id = 17
-    other_pad, _, _ = token_logprobs(policy, prompts, responses)
+    rows = ragged(policy, LENGTHS)
+    together, entropies, _ = policy.score(rows)
+    other_pad = replace(policy, pad_id=17).score(rows).logprobs
     assert torch.equal(together, other_pad)
-    for row, (p, r) in enumerate(zip(prompts, responses)):
-        alone, entropy, _ = token_logprobs(policy, [p], [r])
-        assert torch.allclose(together[row, : len(r)], alone[0], atol=1e-6)
-        assert torch.allclose(entropies[row, : len(r)], entropy[0], atol=1e-6)
-        assert (together[row, len(r) :] == 0).all() and (entropies[row, len(r) :] == 0).all()
+    for i, row in enumerate(rows):
+        alone, entropy, _ = policy.score([row])
+        n = len(row.response_ids)
+        assert torch.allclose(together[i, :n], alone[0], atol=1e-6)
+        assert torch.allclose(entropies[i, :n], entropy[0], atol=1e-6)
+        assert (together[i, n:] == 0).all() and (entropies[i, n:] == 0).all()
 
 
 def test_inputs_are_unchanged(policy):
-    prompts, responses = ragged(policy, LENGTHS)
-    before = copy.deepcopy((prompts, responses))
-    token_logprobs(policy, prompts, responses)[0].sum().backward()
-    mean_entropies(policy, prompts, responses)
-    for old, new in zip(before, (prompts, responses)):
-        assert all(torch.equal(a, b) for a, b in zip(old, new))
-
-
-def test_mean_entropy_is_over_response_tokens_only(policy):
-    """Long padding, made by a batch mate, must not dilute it (as in the released code, whose mask is inverted)."""
-    prompts, responses = ragged(policy, [(2, 3), (2, 40)])
-    _, expected = plain(policy, prompts, responses)
-    for budget in (10_000, 50, 1):  # one batch, and a batch for each
-        found = mean_entropies(policy, prompts, responses, token_budget=budget)
-        assert found[0].item() == pytest.approx(expected[0, :3].mean().item(), abs=1e-5)
-        assert found[1].item() == pytest.approx(expected[1].mean().item(), abs=1e-5)
-    assert not found.requires_grad
+    rows = ragged(policy, LENGTHS)
+    before = copy.deepcopy(rows)
+    policy.score(rows).logprobs.sum().backward()
+    for old, new in zip(before, rows):
+        assert torch.equal(old.prompt_ids, new.prompt_ids) and torch.equal(old.response_ids, new.response_ids)
 
 
 def test_entropy_of_a_uniform_policy_is_log_v():
     policy = tabular_policy(vocabulary=3, length=2)
     policy.model.table.data.zero_()
-    found = mean_entropies(policy, [prompt(policy)], [torch.tensor([2, 0])])
-    assert found.item() == pytest.approx(math.log(3), abs=1e-6)
+    found = policy.score([trajectory(prompt(policy), [2, 0])]).entropies
+    assert found[0].tolist() == pytest.approx([math.log(3)] * 2, abs=1e-6)
 
 
 def test_entropy_of_masked_out_tokens_is_finite():
     """A logit of −inf means probability 0, and 0 · log 0 counts as 0."""
     policy = tabular_policy(vocabulary=3, length=1)
     policy.model.table.data[0] = torch.tensor([0.0, 0.0, -1e300], dtype=torch.float64)
-    logprobs, entropies, _ = token_logprobs(policy, [prompt(policy)], [torch.tensor([1])])
+    logprobs, entropies, _ = policy.score([trajectory(prompt(policy), [1])])
     assert entropies.item() == pytest.approx(math.log(2)) and logprobs.item() == pytest.approx(-math.log(2))
 
 
@@ -197,50 +185,18 @@ def test_token_batches_cover_all_rows_within_the_budget():
     assert token_batches([500], 120) == [[0]] and token_batches([], 120) == []
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not shutil.which("g++") and not shutil.which("clang++"), reason="torch.compile needs a C++ compiler"
-)
-def test_compiled_layers_change_nothing_and_stay_out_of_generation():
-    """Values and gradients on batches of two shapes, then tokens: no layer is compiled for a cache's growing length."""
-    policy = toy.build_policy(seed=0, hidden=32, layers=2)
-    rng = torch.Generator().manual_seed(0)
-    batches = [
-        [[torch.randint(4, 100, (fewest + i % 3,), generator=rng) for i in range(rows)] for fewest in (5, 3)]
-        for rows in (4, 7)
-    ]
-
-    def logprobs_and_gradient(prompts, responses):
-        policy.model.zero_grad()
-        logprobs, entropies, _ = token_logprobs(policy, prompts, responses)
-        (logprobs.sum() + entropies.sum()).backward()
-        return logprobs.detach(), torch.cat([p.grad.flatten() for p in policy.model.parameters()])
-
-    expected = [logprobs_and_gradient(*batch) for batch in batches]
-    compile_layers(policy)
-    for batch, (logprobs, gradient) in zip(batches, expected):
-        found = logprobs_and_gradient(*batch)
-        assert torch.allclose(found[0], logprobs, atol=1e-5) and torch.allclose(found[1], gradient, atol=1e-5)
-    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    assert graphs  # something was compiled
-    for sampler in ("generate", "loop"):
-        policy.sampler = sampler
-        generate_responses(policy, batches[0][0], 2, temperature=1.0, max_new_tokens=8)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
-
-
 def test_gradient_checkpointing_recomputes_and_changes_nothing():
-    """It must really happen (HF skips it outside training mode), and leave values and gradients alone."""
+    """It must really happen (transformers skips it outside training mode), and leave values and gradients alone."""
     policy = build("llama")
-    prompts, responses = ragged(policy, LENGTHS)
-    expected, _, _ = token_logprobs(policy, prompts, responses)
+    rows = ragged(policy, LENGTHS)
+    expected = policy.score(rows).logprobs
     expected.sum().backward()
     expected_gradient = gradients(policy)
     calls = []
     for layer in policy.model.model.layers:
         layer.self_attn.register_forward_hook(lambda *_: calls.append(1))
     enable_gradient_checkpointing(policy.model)
-    found, _, _ = token_logprobs(policy, prompts, responses)
+    found = policy.score(rows).logprobs
     found.sum().backward()
     assert len(calls) == 2 * len(policy.model.model.layers)
     assert torch.allclose(found, expected, atol=1e-6)
@@ -316,12 +272,11 @@ def test_bos_stands_once_with_and_without_a_template():
     """Llama's tokenizer adds BOS to every text, and Llama's chat template writes one as well."""
     from tokenizers.processors import TemplateProcessing
 
-    tokenizer = word_tokenizer()
+    tokenizer = word_tokenizer(39)  # one word less than the model has rows
     tokenizer.add_special_tokens({"bos_token": "<bos>"})
     bos = tokenizer.bos_token_id
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", bos)])
-    policy = build("llama")
-    policy.tokenizer = tokenizer
+    policy = replace(build("llama"), tokenizer=tokenizer)
     ids = encode_prompt(policy, "w1 w2", "w3").tolist()
     assert ids.count(bos) == 1 and ids[0] == bos
     tokenizer.chat_template = "{{ bos_token }}{% for m in messages %} {{ m.content }}{% endfor %} w9"
@@ -337,6 +292,118 @@ def test_a_template_without_system_role_gets_the_system_prompt_in_the_users_word
     )
     ids = encode_prompt(policy, "w1", "w3").tolist()
     assert policy.tokenizer.convert_ids_to_tokens(ids) == ["w3", "w1"]
+
+
+PARTS = (
+    "{% for m in messages %}{% for part in m['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}"
+    "{% endfor %} w9 {% endfor %}"
+)
+NO_SYSTEM = "{% for m in messages %}{% if m['role'] == 'user' %}{{ m['content'] }} w9{% endif %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (PARTS, ["w3", "w9", "w1", "w2", "w9"]),
+        (NO_SYSTEM, ["w3", "w1", "w2", "w9"]),
+        (NO_SYSTEM.replace("m['content']", "m['content'] | trim"), ["w3", "w1", "w2", "w9"]),
+    ],
+)
+def test_a_template_never_swallows_the_question_or_the_system_prompt(template, words, capsys):
+    policy = build("llama")
+    policy.tokenizer.chat_template = template
+    say_once.cache_clear()
+    for _ in range(2):
+        ids = encode_prompt(policy, "w1  w2", "w3").tolist()
+        assert policy.tokenizer.convert_ids_to_tokens(ids) == words
+    assert capsys.readouterr().out.count("no system role") == (template != PARTS)
+    assert policy.tokenizer.convert_ids_to_tokens(encode_prompt(policy, "w1", "").tolist()) == ["w1", "w9"]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}",
+        "{% for m in messages %}w1 {% endfor %}",
+        {"tool_use": "w1", "rag": "w2"},
+        "{% if messages[0].role != 'system' %}{{ raise_exception('system first') }}{% endif %}{{ messages[0].content }}",
+        "{{ messages[7].content.nothing }}",
+        "{{ 1 / 0 }}",
+    ],
+)
+def test_a_template_that_cannot_write_the_prompt_is_one_sentence(template):
+    policy = build("llama")
+    policy.tokenizer.chat_template = template
+    assert end_of_turn(policy.tokenizer) == policy.tokenizer.eos_token_id
+    with pytest.raises(InputError, match="chat template cannot write a prompt: [^\n]+$"):
+        encode_prompt(policy, "w5", "w3")
+
+
+def test_the_toy_and_a_template_that_fails_at_an_assistants_turn_find_their_end():
+    tokenizer = word_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{{ raise_exception('no') }}{% endif %}{{ m.content }}"
+        "{% endfor %}"
+    )
+    assert end_of_turn(tokenizer) == tokenizer.eos_token_id
+    tokenizer.chat_template = PARTS.replace("w9", "<eos>")
+    assert end_of_turn(tokenizer) == tokenizer.eos_token_id
+
+
+def test_tokens_that_the_model_has_no_row_for(policy):
+    """A padding token beyond the embedding is not used; one in a prompt is refused."""
+    llama, tokenizer = build("llama").model, word_tokenizer()
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    tokenizer.add_tokens(["w99"])
+    policy = make_policy(llama, tokenizer)
+    assert tokenizer.pad_token_id == 40 and policy.pad_id == 0
+    policy.score([trajectory([1, 2], [3]), trajectory([1], [2])])
+    with pytest.raises(InputError, match="has a token 41 that the model lacks"):
+        encode_prompt(policy, "w99", "")
+    tokenizer.eos_token = "<pad>"
+    llama.generation_config.eos_token_id = None
+    with pytest.raises(InputError, match="end-of-sequence"):
+        make_policy(llama, tokenizer)
+
+
+def test_a_base_models_next_question_is_not_its_answer():
+    policy = tiny_toy()
+    ids = policy.tokenizer(" 3 \\boxed{ 4 }\nQuestion: 1 + 1\nAnswer: \\boxed{ 2 }")["input_ids"]
+    whole = policy.tokenizer.decode(ids)
+
+    class Words:
+        chat_template = None
+
+        def decode(self, ids, skip_special_tokens):
+            return "7 \\boxed{4}\n\nQuestion: 1 + 1\nAnswer: \\boxed{2}"
+
+    assert response_text(replace(policy, tokenizer=Words()), []).strip() == "7 \\boxed{4}"
+    assert response_text(policy, ids) == whole  # a chat model may say "Question:"
+
+
+def test_the_digest_of_prompts_follows_template_and_day():
+    policy = build("llama")
+    digests = set()
+    for template in (None, "{{ messages[-1].content }} w1", "{{ messages[-1].content }} w2"):
+        policy.tokenizer.chat_template = template
+        asked = encode_questions(policy, [Question("a", "w3", "1"), Question("b", "w4", "1")], "")
+        assert questions_digest(asked) == questions_digest(asked) != questions_digest(asked[::-1])
+        digests.add(questions_digest(asked))
+    assert len(digests) == 3
+
+
+def test_the_context_is_that_of_the_text_and_of_its_frequencies():
+    from transformers import AutoConfig
+
+    def context(**settings):
+        return context_of(AutoConfig.for_model(**settings))
+
+    assert context(model_type="gemma3", text_config={"max_position_embeddings": 77}) == 77
+    assert context(model_type="bloom") == 2048 and context(model_type="bloom", seq_length=99) == 99
+    assert context(model_type="mpt", max_seq_len=55) == 55 and context(model_type="mamba") == 2**20
+    assert context(model_type="gpt2", n_positions=33) == 33
+    long = {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+    assert context(model_type="phi3", rope_scaling=long, original_max_position_embeddings=44) == 44
 
 
 def test_plain_template_holds_system_prompt_and_question_and_no_final_eos():
@@ -361,14 +428,14 @@ def test_save_and_load_a_folder(family, tmp_path):
     policy.tokenizer.save_pretrained(tmp_path / "m")
     again = load_policy(str(tmp_path / "m"), device=torch.device("cpu"))
     assert again.stop_ids == policy.stop_ids and again.context == 64
-    prompts, responses = ragged(policy, LENGTHS)
-    assert torch.equal(token_logprobs(policy, prompts, responses)[0], token_logprobs(again, prompts, responses)[0])
+    rows = ragged(policy, LENGTHS)
+    assert torch.equal(policy.score(rows).logprobs, again.score(rows).logprobs)
     assert again.model.training is False
 
 
 def test_short_names_resolve_and_others_are_refused(tmp_path):
     assert resolve_model_name("Qwen2.5-Math-1.5B") == "Qwen/Qwen2.5-Math-1.5B"
-    assert len(HUB_IDS) == 5 and all(resolve_model_name(name) == full for name, full in HUB_IDS.items())
+    assert len(BACKBONES) == 5 and all(resolve_model_name(name) == b.hub_id for name, b in BACKBONES.items())
     assert resolve_model_name("some/where") == "some/where"
     assert resolve_model_name(str(tmp_path)) == str(tmp_path)
     for bad in ("Qwen9-Math", "a/b/c", "./nothing/here", "~/model", "/no/such/folder", ""):
@@ -377,21 +444,79 @@ def test_short_names_resolve_and_others_are_refused(tmp_path):
 
 
 def test_folders_that_are_no_models_are_refused(tmp_path):
-    cpu = torch.device("cpu")
     with pytest.raises(InputError, match="no config.json"):
-        load_policy(str(tmp_path), device=cpu)
+        load_policy(str(tmp_path), device=CPU)
     policy = tiny_toy()
     policy.model.save_pretrained(tmp_path / "weights")
     with pytest.raises(InputError, match="no tokenizer"):
-        load_policy(str(tmp_path / "weights"), device=cpu)
+        load_policy(str(tmp_path / "weights"), device=CPU)
     policy.tokenizer.save_pretrained(tmp_path / "weights")
     (tmp_path / "weights" / "model.safetensors").write_bytes(b"not weights")
     with pytest.raises(InputError, match="could not be loaded from that folder"):
-        load_policy(str(tmp_path / "weights"), device=cpu)
-    with pytest.raises(InputError, match="device cuda:77"):
-        resolve_device("cuda:77")
-    with pytest.raises(InputError, match="device abacus"):
-        resolve_device("abacus")
+        load_policy(str(tmp_path / "weights"), device=CPU)
+    for device in ("cuda:77", "abacus", "meta", "hpu", "privateuseone", ""):
+        with pytest.raises(InputError, match=f"device {device}"):
+            resolve_device(device)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A loadable model folder to spoil."""
+    policy = build("llama")
+    policy.model.save_pretrained(tmp_path / "m")
+    policy.tokenizer.save_pretrained(tmp_path / "m")
+    return tmp_path / "m"
+
+
+def change_json(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def change_weights(folder, change):
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda f: change_weights(f, lambda w: w.pop("model.layers.1.mlp.up_proj.weight")), "1 missing keys, model.layers.1"),
+        (lambda f: change_weights(f, lambda w: w.update(stray=torch.ones(2))), "1 unexpected keys, stray"),
+        (lambda f: change_weights(f, lambda w: w.update({"model.norm.weight": torch.ones(3)})), "could not be loaded"),
+        (lambda f: (f / "tokenizer.json").unlink(), "no tokenizer.json"),
+        (lambda f: (f / "adapter_config.json").write_text("{}"), "adapters alone"),
+        (lambda f: change_json(f / "config.json", quantization_config={"quant_method": "bitsandbytes"}), "quantised"),
+        (lambda f: change_json(f / "config.json", num_attention_heads=0), "could not be loaded"),
+        (lambda f: (f / "config.json").write_text("[]"), "could not be loaded"),
+        (lambda f: change_json(f / "config.json", model_type="nonesuch"), "could not be loaded"),
+    ],
+)  # fmt: skip
+def test_a_spoiled_folder_is_one_sentence(saved, spoil, sentence):
+    spoil(saved)
+    with pytest.raises(InputError, match=sentence) as caught:
+        load_policy(str(saved), device=CPU)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "nonesuch"])
+def test_code_of_a_model_folder_never_runs_whatever_stands_on_stdin(saved, model_type, monkeypatch):
+    """Neither that of the model, of its configuration or tokenizer, nor a custom way to generate."""
+    proof = saved / "it-ran"
+    code = f"open({str(proof)!r}, 'w').close()\n"
+    (saved / "own.py").write_text(code)
+    (saved / "custom_generate").mkdir()
+    (saved / "custom_generate" / "generate.py").write_text(code + "def generate(model, **more): pass\n")
+    names = {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M", "AutoTokenizer": ["own.T", "own.T"]}
+    change_json(saved / "config.json", model_type=model_type, auto_map=names)
+    change_json(saved / "tokenizer_config.json", tokenizer_class="Own", auto_map=names)
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    for read in (lambda: load_policy(str(saved), device=CPU), lambda: load_shape(str(saved))):
+        try:
+            read()
+        except InputError as error:
+            assert "trust_remote_code" not in str(error)
+    assert not proof.exists()
 
 
 def test_a_tokenizer_without_any_end_token_is_refused():
@@ -410,15 +535,12 @@ def test_models_that_bend_their_logits_are_refused():
         vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=2, logit_scale=0.0625, eos_token_id=0, pad_token_id=0, bos_token_id=0,
     )  # fmt: skip
-    with pytest.raises(InputError, match="cohere"):
-        make_policy(CohereForCausalLM(config), tokenizer)
+    with pytest.raises(InputError, match="cohere is not supported: it scales or caps its logits"):
+        require_exact(make_policy(CohereForCausalLM(config), tokenizer))
 
 
 def test_dropout_is_off():
     """π_θ must be one distribution: the same call twice gives the same log-probabilities."""
     policy = build("gpt2")  # GPT-2 configures a dropout of 0.1
-    prompts, responses = ragged(policy, LENGTHS)
-    assert torch.equal(token_logprobs(policy, prompts, responses)[0], token_logprobs(policy, prompts, responses)[0])
-    enable_gradient_checkpointing(policy.model)
-    first, second = (token_logprobs(policy, prompts, responses)[0] for _ in range(2))
-    assert torch.equal(first, second)
+    rows = ragged(policy, LENGTHS)
+    assert torch.equal(policy.score(rows).logprobs, policy.score(rows).logprobs)

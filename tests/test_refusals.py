@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import data_file, flags_of, metrics, tiny_config, tiny_toy
+from conftest import data_file, files_of, flags_of, in_step, metrics, tiny_config, tiny_toy
 
 import train
-from nano_exgrpo import update as update_module
 from nano_exgrpo.infra import distributed
-from nano_exgrpo.infra.run_folder import append_lines
-from nano_exgrpo.infra.session import load_data
-from nano_exgrpo.policy import load_policy
+from nano_exgrpo.infra.loading import load_policy
+from nano_exgrpo.infra.prepare import load_data
+from nano_exgrpo.infra.session import State
 
 
 def refuse(capsys: Any, *flags: str) -> str:
@@ -35,6 +34,8 @@ def test_bad_flags_and_bad_data_end_with_one_sentence(tiny, tmp_path, capsys):
     (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "few.jsonl").write_text('{"question": "q", "answer": "1"}\n')
     (tmp_path / "model").mkdir()
+    few, cold = ["--data", str(tmp_path / "few.jsonl")], ["--warmup-steps", "0"]
+    other = ["--model", "Qwen9", "--data", str(data_file(tmp_path)), "--held-out", "1"]
     cases = {
         "--group-size must be at least 2": ["--group-size", "1"],
         "--replay-ratio must be between 0 and 1": ["--replay-ratio", "2"],
@@ -42,40 +43,19 @@ def test_bad_flags_and_bad_data_end_with_one_sentence(tiny, tmp_path, capsys):
         "device cuda:9": ["--device", "cuda:9"],
         "nowhere.jsonl does not exist": ["--data", str(tmp_path / "nowhere.jsonl")],
         "bad.jsonl line 2 is not valid JSON": ["--data", str(tmp_path / "bad.jsonl")],
-        "few.jsonl line 1 has no field 'problem'": [
-            "--data",
-            str(tmp_path / "few.jsonl"),
-            "--question-field",
-            "problem",
-        ],
+        "few.jsonl line 1 has no field 'problem'": [*few, "--question-field", "problem"],
         "holds no questions": ["--data", str(tmp_path / "empty.jsonl")],
-        "too few to hold 7 out; lower --held-out": ["--data", str(tmp_path / "few.jsonl"), "--held-out", "7"],
-        "neither a folder nor a hub id": ["--model", "Qwen9", "--data", str(data_file(tmp_path)), "--held-out", "1"],
-        "only 810 different sums": [
-            "--toy-largest",
-            "9",
-            "--toy-fewest-terms",
-            "2",
-            "--toy-most-terms",
-            "3",
-            "--toy-questions",
-            "5000",
-        ],
-        "--toy-most-terms must be at most 11": ["--toy-largest", "9", "--toy-most-terms", "40"],
-        "leaves no room for a prompt": ["--max-response-length", "128", "--warmup-steps", "0"],
-        "every prompt is longer than 2 tokens; raise --max-prompt-length": [
-            "--max-prompt-length",
-            "2",
-            "--warmup-steps",
-            "0",
-        ],
-        "every prompt is longer than 2 tokens; lower --max-response-length": [
-            "--max-response-length",
-            "126",
-            "--warmup-steps",
-            "0",
-        ],
+        "too few to hold 7 out; lower --held-out": [*few, "--held-out", "7"],
+        "neither a folder nor a hub id": other,
+        "only 3875 different sums": ["--toy-questions", "5000"],
+        "leaves no room for a prompt": [*cold, "--max-response-length", "128"],
+        "every prompt is longer than 2 tokens; raise --max-prompt-length": [*cold, "--max-prompt-length", "2"],
+        "every prompt is longer than 2 tokens; lower --max-response-length": [*cold, "--max-response-length", "126"],
         "is not a run folder": ["--resume", str(tmp_path / "nothing")],
+        "--resume needs the folder of the run": ["--resume", ""],
+        "--draw-sigma must be between": ["--draw-sigma", "1e200"],
+        "--lora-rank must be between 0 and 4096": ["--lora-rank", str(10**30)],
+        **{f"device {name}": ["--device", name] for name in ("meta", "hpu", "privateuseone", "toaster")},
     }
     for sentence, flags in cases.items():
         assert sentence in refuse(capsys, *flags, *([] if "--resume" in flags else run)), flags
@@ -128,13 +108,13 @@ def test_run_folder_that_cannot_be_used(tiny, tmp_path, capsys):
     assert "cannot be written" in refuse(capsys, *small, "--run", str(tmp_path / "file"))
     assert "cannot be written" in refuse(capsys, *small, "--run", str(tmp_path / "file" / "deeper"))
     assert train.main(small) == 0
-    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    before = files_of(tmp_path / "run")
     assert "already holds a run; go on with --resume" in refuse(capsys, *small)
     # Not even --overwrite touches it before the new run can really start.
     assert "neither a folder" in refuse(
         capsys, *small, "--overwrite", "--model", "Qwen9", "--data", str(data_file(tmp_path))
     )
-    assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
+    assert files_of(tmp_path / "run") == before
     assert train.main([*small, "--overwrite"]) == 0
 
 
@@ -177,7 +157,7 @@ def test_resume_refusals(tiny, tmp_path, capsys):
 
 @pytest.mark.parametrize("change", ["a line less", "a line more", "another answer", "another held-out answer"])
 def test_a_resume_on_changed_data_is_refused_and_changes_nothing(tiny, tmp_path, capsys, change):
-    """Questions without ids are known by their line: after one more line, stored trajectories would answer the wrong ones."""
+    """Questions without ids are known by their line: after one more, stored rows would answer the wrong ones."""
     data = data_file(tmp_path)
     config = tiny_config(tmp_path, steps=2, save_every=1, data=str(data), held_out=2, start_threshold=-1.0)
     train.train(config)
@@ -188,14 +168,14 @@ def test_a_resume_on_changed_data_is_refused_and_changes_nothing(tiny, tmp_path,
     elif change == "a line more":
         lines.insert(0, '{"question": "9 + 9", "answer": "18"}')
     else:
-        changed = int((held_out if "held-out" in change else training)[0].id.split()[-1]) - 1
+        changed = int((held_out if "held-out" in change else training)[0].id.split("-")[-1]) - 1
         lines[changed] = json.dumps({**json.loads(lines[changed]), "answer": "7"})
     kept = data.read_text()
     data.write_text("\n".join(lines))
-    before = {p: p.read_bytes() for p in Path(config.run).rglob("*") if p.is_file()}
+    before = files_of(config.run)
     sentence = refuse(capsys, "--resume", config.run, "--steps", "3")
-    assert f"the questions of {data} are not those that run {config.run} was trained on" in sentence
-    assert {p: p.read_bytes() for p in Path(config.run).rglob("*") if p.is_file()} == before
+    assert f"the questions of {data}" in sentence and f"not those that run {config.run} was trained on" in sentence
+    assert files_of(config.run) == before
     data.write_text(kept)
     assert train.main(["--resume", config.run, "--steps", "3"]) == 0
 
@@ -209,70 +189,59 @@ def test_a_resume_on_changed_data_is_refused_and_changes_nothing(tiny, tmp_path,
     ],
     ids=["cuda", "cpu", "python"],
 )
-@pytest.mark.parametrize("place", ["update_policy", "rollout"])
-def test_out_of_memory_names_the_settings_to_lower(tiny, monkeypatch, tmp_path, capsys, error, place):
-    original, calls = getattr(train, place), 0
+def test_out_of_memory_names_what_tells_the_settings_to_lower(tiny, monkeypatch, tmp_path, capsys, error):
+    def exhausted(state: State) -> None:
+        raise error
 
-    def exhausted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            raise error
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(train, place, exhausted)
     config = tiny_config(tmp_path, save_every=2)
-    sentence = refuse(capsys, *flags_of(config))
-    for flag in ("--rollout-batch", "--train-batch-tokens", "--max-response-length", "--gradient-checkpointing"):
-        assert flag in sentence
+    with monkeypatch.context() as patch:
+        in_step(patch, 3, exhausted)
+        sentence = refuse(capsys, *flags_of(config))
+    assert "out of memory; --dry-run says which setting makes it fit" in sentence
     assert f"--resume {config.run}" in sentence  # what was saved is still good
     assert train.main(["--resume", config.run, "--train-batch-tokens", "64", "--rollout-batch", "2"]) == 0
     assert [row["step"] for row in metrics(config)] == [0, 1, 2, 3, 4]
 
 
 def test_other_errors_are_not_hidden(tiny, monkeypatch, tmp_path):
-    def broken(*args: Any, **kwargs: Any) -> Any:
+    def broken(state: State) -> None:
         raise RuntimeError("shapes do not match")
 
-    monkeypatch.setattr(train, "update_policy", broken)
+    in_step(monkeypatch, 1, broken)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         train.main(flags_of(tiny_config(tmp_path)))
 
 
-def test_a_full_disk_ends_with_one_sentence(tiny, monkeypatch, tmp_path, capsys):
-    def full(path: Path, rows: Any) -> None:
-        if any(row["step"] == 2 for row in rows):
-            raise OSError(28, "No space left on device")
-        append_lines(path, rows)
-
-    monkeypatch.setattr(train, "append_lines", full)
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+def test_a_full_disk_ends_with_one_sentence_and_loses_nothing(tiny, monkeypatch, tmp_path, capsys):
     config = tiny_config(tmp_path, save_every=1)
-    sentence = refuse(capsys, *flags_of(config))
-    assert f"run folder {config.run} could not be written (No space left on device); make room" in sentence
-    assert sentence.endswith(f"go on with --resume {config.run}")
+    path, kept = Path(config.run) / "metrics.jsonl", tmp_path / "kept"
+
+    def fill(state: State) -> None:
+        path.rename(kept)
+        path.symlink_to("/dev/full")
+
+    with monkeypatch.context() as patch:
+        in_step(patch, 2, fill)
+        sentence = refuse(capsys, *flags_of(config))
+    assert "full" in sentence and sentence.endswith(f"go on with --resume {config.run}")
+    kept.replace(path)  # there is room again
+    assert train.main(["--resume", config.run]) == 0
+    assert [row["step"] for row in metrics(config)] == [0, 1, 2, 3, 4]
 
 
 def test_nan_gradients_stop_the_run_after_several_in_a_row(tiny, monkeypatch, tmp_path, capsys):
     """Steps 2 and 3 are bad and skipped, step 4 is good, and from step 5 on all are bad: the end is step 9."""
-    original, step = update_module.exgrpo_loss, 0
-    update = train.update_policy
 
-    def count(*args: Any, **kwargs: Any) -> Any:
-        nonlocal step
-        step += 1
-        return update(*args, **kwargs)
+    def poison(state: State) -> None:
+        weight = state.policy.model.get_input_embeddings().weight
+        weight.register_hook(lambda gradient: gradient * (float("nan") if state.step + 1 in (2, 3, *BAD) else 1))
 
-    def poisoned(*args: Any, **kwargs: Any) -> Any:
-        parts = original(*args, **kwargs)
-        if step in (2, 3) or step >= 5:
-            parts.loss = parts.loss * float("nan")
-        return parts
-
-    monkeypatch.setattr(train, "update_policy", count)
-    monkeypatch.setattr(update_module, "exgrpo_loss", poisoned)
+    BAD = range(5, 99)
+    in_step(monkeypatch, 1, poison)
     config = tiny_config(tmp_path, steps=20)
     sentence = refuse(capsys, *flags_of(config))
-    assert "NaN or infinite in 5 steps in a row" in sentence and "--lr" in sentence
+    assert "the update was not finite in 5 steps in a row" in sentence and "--lr" in sentence
     rows = metrics(config)
     assert rows[-1]["step"] == 9
     assert [row["skipped_updates"] for row in rows[1:]] == [0, 1, 1, 0, 1, 1, 1, 1, 1]
@@ -282,14 +251,10 @@ def test_nan_gradients_stop_the_run_after_several_in_a_row(tiny, monkeypatch, tm
 
 
 def test_diverged_weights_end_with_one_sentence(tiny, monkeypatch, tmp_path, capsys):
-    update = train.update_policy
+    def explode(state: State) -> None:
+        state.policy.model.get_input_embeddings().weight.data.fill_(float("nan"))
 
-    def explode(policy: Any, *args: Any, **kwargs: Any) -> Any:
-        result = update(policy, *args, **kwargs)
-        policy.model.get_input_embeddings().weight.data.fill_(float("nan"))
-        return result
-
-    monkeypatch.setattr(train, "update_policy", explode)
+    in_step(monkeypatch, 2, explode)
     sentence = refuse(capsys, *flags_of(tiny_config(tmp_path)))
     assert "diverged" in sentence and "--lr" in sentence
 
@@ -299,17 +264,6 @@ def test_the_toy_refuses_words_that_it_would_drop(tmp_path, capsys):
     data.write_text(
         "".join(json.dumps({"question": f"What is {i} + 1?", "answer": str(i + 1)}) + "\n" for i in range(9))
     )
-    flags = [
-        "--data",
-        str(data),
-        "--held-out",
-        "2",
-        "--run",
-        str(tmp_path / "r"),
-        "--warmup-steps",
-        "0",
-        "--toy-skill-steps",
-        "0",
-    ]
+    flags = ["--data", str(data), "--held-out", "2", "--run", str(tmp_path / "r"), "--warmup-steps", "0"]
     assert train.main(flags) == 2
     assert "the toy reads only sums" in capsys.readouterr().err

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import io
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 
+from nano_exgrpo.questions import Question
 from nano_exgrpo.replay import ReplayBuffer
-from nano_exgrpo.rollout import Trajectory
+from nano_exgrpo.trajectory import Trajectory
 
 K = 8
 
 
-def success(question: str, *ids: int, reward: float = 1.0, replayed: bool = False, scored: bool = True) -> Trajectory:
+def asked(id: str) -> Question:
+    return Question(id, "?", "", prompt_ids=torch.tensor([0]))
+
+
+def success(id: str, *ids: int, reward: float = 1.0, scored: bool = True) -> Trajectory:
     response = torch.tensor(ids or (1, 2))
     logprobs = -torch.arange(1.0, len(response) + 1) if scored else None
-    return Trajectory(
-        question, torch.tensor([0]), response, "text", reward=reward, logprobs=logprobs, replayed=replayed
-    )
+    return Trajectory(asked(id), response, "text", reward=reward, logprobs=logprobs)
 
 
-def group(question: str, successes: int, *, size: int = K, start: int = 0) -> list[Trajectory]:
+def drawn(buffer: ReplayBuffer, count: int, **settings: Any) -> list[str]:
+    """Ids of the questions that it draws."""
+    return [question.id for question in buffer.draw_questions(count, **settings)]
+
+
+def group(id: str, successes: int, *, size: int = K, start: int = 0) -> list[Trajectory]:
     """`size` different trajectories, the first `successes` of them right."""
-    return [success(question, start + i, reward=float(i < successes)) for i in range(size)]
+    return [success(id, start + i, reward=float(i < successes)) for i in range(size)]
 
 
 def filled(buckets: dict[int, int], seed: int = 0) -> ReplayBuffer:
@@ -72,14 +81,14 @@ def test_only_successes_are_stored_each_sequence_once_with_its_first_log_probabi
 def test_the_replayed_row_counts_as_a_success_but_is_not_stored_again():
     buffer = ReplayBuffer(4, seed=0)
     buffer.update(group("q", 1, size=4))
-    old = buffer.choose("q", [0.5])
+    old = buffer.choose(asked("q"), [0.5])
     buffer.update([old, success("q", 11), success("q", 12, reward=0.0), success("q", 13, reward=0.0)])
     assert buffer.bucket["q"] == 2 and len(buffer) == 2
     # Alone against three failures it is one success of four.
-    buffer.update([buffer.choose("q", [0.5, 0.6])] + [success("q", 20 + i, reward=0.0) for i in range(3)])
+    buffer.update([buffer.choose(asked("q"), [0.5, 0.6])] + [success("q", 20 + i, reward=0.0) for i in range(3)])
     assert buffer.bucket["q"] == 1 and len(buffer) == 2
     # With three fresh successes all four succeed: nothing is left to learn.
-    buffer.update([buffer.choose("q", [0.5, 0.6])] + [success("q", 30 + i) for i in range(3)])
+    buffer.update([buffer.choose(asked("q"), [0.5, 0.6])] + [success("q", 30 + i) for i in range(3)])
     assert list(buffer.retired) == ["q"] and len(buffer) == 0 and buffer.bucket == {}
 
 
@@ -103,6 +112,18 @@ def test_a_success_without_log_probabilities_cannot_be_replayed_and_is_not_store
     buffer = ReplayBuffer(4, seed=0)
     buffer.update([success("q", 1, scored=False), success("q", 2, reward=0.0)])
     assert len(buffer) == 0 and buffer.eligible() == {}
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_log_probabilities_that_are_not_finite_are_never_stored(bad):
+    """Not even beside good ones of the same group, and one bad token is enough."""
+    buffer = ReplayBuffer(4, seed=0)
+    spoiled = success("q", 1, 2, 3)
+    spoiled.logprobs[1] = bad
+    buffer.update([spoiled, success("q", 9, reward=0.0)])
+    assert len(buffer) == 0 and buffer.eligible() == {} and drawn(buffer, 1) == []
+    buffer.update([spoiled, success("q", 4), success("q", 9, reward=0.0)])
+    assert [t.response_ids.tolist() for t in buffer.stored["q"]] == [[4]]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 0])
@@ -129,7 +150,7 @@ def test_buckets_are_drawn_by_a_normal_in_counts(sigma):
     buffer = filled({1: 3, 2: 1, 3: 5, 4: 2, 5: 4, 6: 1, 7: 6})
     weights = {k: torch.tensor(-((k - 4) ** 2) / (2 * sigma**2)).exp().item() for k in range(1, 8)}
     probabilities = {k: w / sum(weights.values()) for k, w in weights.items()}
-    counts = Counter(int(buffer.draw_questions(1, sigma=sigma)[0].split("-")[0]) for _ in range(5000))
+    counts = Counter(int(drawn(buffer, 1, sigma=sigma)[0].split("-")[0]) for _ in range(5000))
     assert chi_square(counts, probabilities) < 22.5
     if sigma == 1.0:  # the numbers of the paper's figure: 0.4 in the middle, 0.24 beside it, 0.05 and 0.004 outside
         assert probabilities[4] == pytest.approx(0.399, abs=0.001) and probabilities[1] == pytest.approx(
@@ -141,30 +162,30 @@ def test_inside_a_bucket_all_questions_are_alike_and_none_comes_twice():
     buffer = filled({4: 5})
     counts: Counter[str] = Counter()
     for _ in range(1000):
-        drawn = buffer.draw_questions(3)
-        assert len(set(drawn)) == 3
-        counts.update(drawn)
+        ids = drawn(buffer, 3)
+        assert len(set(ids)) == 3
+        counts.update(ids)
     assert chi_square(counts, {f"4-{i}": 0.2 for i in range(5)}) < 18.5  # 4 degrees of freedom, 0.001
 
 
 def test_uniform_draw_ignores_buckets():
     buffer = filled({1: 3, 4: 3, 7: 4})
-    counts = Counter(buffer.draw_questions(1, method="uniform")[0] for _ in range(3000))
+    counts = Counter(drawn(buffer, 1, method="uniform")[0] for _ in range(3000))
     assert len(counts) == 10 and chi_square(counts, dict.fromkeys(counts, 0.1)) < 27.9  # 9 degrees, 0.001
 
 
 @pytest.mark.parametrize("method", ["gaussian", "uniform"])
 def test_asking_for_more_than_there_is(method):
     buffer = filled({4: 2, 1: 3})
-    assert sorted(buffer.draw_questions(99, method=method)) == ["1-0", "1-1", "1-2", "4-0", "4-1"]
+    assert sorted(drawn(buffer, 99, method=method)) == ["1-0", "1-1", "1-2", "4-0", "4-1"]
     assert buffer.draw_questions(0, method=method) == []
     assert ReplayBuffer(K, seed=0).draw_questions(3, method=method) == []
     assert sorted(buffer.stored) == ["1-0", "1-1", "1-2", "4-0", "4-1"]  # drawing takes nothing out
 
 
 def test_a_surplus_goes_to_the_other_buckets():
-    drawn = Counter(id[0] for id in filled({4: 2, 7: 10}).draw_questions(6, sigma=0.2))
-    assert drawn == {"4": 2, "7": 4}
+    counts = Counter(id[0] for id in drawn(filled({4: 2, 7: 10}), 6, sigma=0.2))
+    assert counts == {"4": 2, "7": 4}
 
 
 def test_tiny_sigma_does_not_underflow():
@@ -174,7 +195,7 @@ def test_tiny_sigma_does_not_underflow():
 def test_group_of_two_has_one_bucket():
     buffer = ReplayBuffer(2, seed=0)
     buffer.update([success("q", 1), success("q", 2, reward=0.0)])
-    assert buffer.eligible() == {1: ["q"]} and buffer.draw_questions(1) == ["q"]
+    assert buffer.eligible() == {1: ["q"]} and drawn(buffer, 1) == ["q"]
 
 
 # ---------------------------------------------------------------------------------------- choose
@@ -184,12 +205,14 @@ def test_choice_by_entropy():
     buffer = ReplayBuffer(K, seed=0)
     buffer.update(group("q", 4))
     entropies = [0.5, 0.2, 0.9, 0.2]
-    lowest = buffer.choose("q", entropies)
+    lowest = buffer.choose(asked("q"), entropies)
     assert lowest.response_ids.tolist() == [1] and lowest.replayed and lowest.entropy == 0.2  # ties: the oldest
-    assert buffer.choose("q", entropies, method="highest").response_ids.tolist() == [2]
+    assert buffer.choose(asked("q"), entropies, method="highest").response_ids.tolist() == [2]
     assert not any(t.replayed for t in buffer.stored["q"])  # what is stored stays as it is
     assert lowest.logprobs is buffer.stored["q"][1].logprobs
-    picks = Counter(buffer.choose("q", [float("nan")] * 4, method="random").response_ids.item() for _ in range(2000))
+    picks = Counter(
+        buffer.choose(asked("q"), [float("nan")] * 4, method="random").response_ids.item() for _ in range(2000)
+    )
     assert chi_square(picks, dict.fromkeys(range(4), 0.25)) < 16.3  # 3 degrees of freedom, 0.001
 
 
@@ -204,7 +227,8 @@ def test_state_survives_torch_save_and_the_draws_go_on_alike():
     torch.save(buffer.state_dict(), file)
     file.seek(0)
     again = ReplayBuffer(K, seed=77)
-    again.load_state_dict(torch.load(file, weights_only=True))
+    questions = {id: asked(id) for id in buffer.stored}
+    again.load_state_dict(torch.load(file, weights_only=True), questions)
     assert (
         again.bucket == buffer.bucket
         and list(again.retired) == list(buffer.retired)
@@ -212,17 +236,13 @@ def test_state_survives_torch_save_and_the_draws_go_on_alike():
     )
     for id, trajectories in buffer.stored.items():
         for a, b in zip(trajectories, again.stored[id], strict=True):
-            assert (a.question_id, a.text, a.reward, a.truncated, a.replayed) == (
-                b.question_id,
-                b.text,
-                b.reward,
-                b.truncated,
-                b.replayed,
-            )
+            assert b.question is questions[id]
+            plain = ("text", "reward", "truncated", "replayed")
+            assert [getattr(a, name) for name in plain] == [getattr(b, name) for name in plain]
             assert torch.equal(a.response_ids, b.response_ids) and torch.equal(a.logprobs, b.logprobs)
     assert [buffer.draw_questions(4) for _ in range(20)] == [again.draw_questions(4) for _ in range(20)]
-    assert buffer.choose("2-0", [0, 0], method="random").response_ids.equal(
-        again.choose("2-0", [0, 0], method="random").response_ids
+    assert buffer.choose(asked("2-0"), [0, 0], method="random").response_ids.equal(
+        again.choose(asked("2-0"), [0, 0], method="random").response_ids
     )
 
 

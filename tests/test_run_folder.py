@@ -1,4 +1,4 @@
-"""Files of a run: claimed before work is done, never torn, rewound on resume; and the plot."""
+"""Files of a run: claimed before work is done, only ever a run replaced, rewound on resume; and the plot."""
 
 from __future__ import annotations
 
@@ -8,23 +8,19 @@ import sys
 import pytest
 
 from nano_exgrpo.errors import InputError
-from nano_exgrpo.infra import run_folder as runlog
-from nano_exgrpo.infra.run_folder import (
-    append_lines,
-    claim_run,
-    open_run,
-    plot_curves,
-    read_config,
-    read_lines,
-    rewind,
-    write_text,
-)
+from nano_exgrpo.infra.curves import plot_curves
+from nano_exgrpo.infra.files import append_lines, read_json
+from nano_exgrpo.infra.run_folder import claim_run, open_run, read_lines, reopen_run, rewind
+
+
+def config_of(run) -> dict:
+    return read_json(run / "config.json", "")
 
 
 def test_a_folder_with_another_run_is_refused_and_left_alone(tmp_path):
     run = tmp_path / "run"
     claim_run(run, overwrite=False)
-    open_run(run, {"seed": 1})
+    open_run(run, {"algo": "grpo", "seed": 1})
     append_lines(run / "metrics.jsonl", [{"step": 1}])
     with pytest.raises(
         InputError, match=r"already holds a run; go on with --resume .*run, replace it with --overwrite"
@@ -32,48 +28,38 @@ def test_a_folder_with_another_run_is_refused_and_left_alone(tmp_path):
         claim_run(run, overwrite=False)
     assert "\n" not in str(error.value)
     claim_run(run, overwrite=True)  # not a byte is touched before the new run really begins
-    assert read_config(run) == {"seed": 1} and read_lines(run / "metrics.jsonl") == [{"step": 1}]
+    assert config_of(run)["seed"] == 1 and read_lines(run / "metrics.jsonl") == [{"step": 1}]
     (run / "notes.txt").write_text("mine")
     (run / "checkpoints" / "step-000001").mkdir(parents=True)
-    for name in (
-        "eval",
-        "eval-step-000001",
-    ):  # of the replaced run: --show and --regrade would take them for the new one's
+    for name in ("eval", "eval-step-000001"):  # of the replaced run: --show would take them for the new one's
         (run / name).mkdir()
         (run / name / "generations.jsonl").write_text("{}\n")
-    open_run(run, {"seed": 2})
-    assert sorted(p.name for p in run.iterdir()) == ["config.json", "notes.txt"] and read_config(run) == {"seed": 2}
+    for litter in (".model.12.tmp", "checkpoints/.step-000002.12.tmp", ".model.12.old"):  # of a kill in a save
+        (run / litter).mkdir()
+    open_run(run, {"algo": "grpo", "seed": 2})
+    assert sorted(p.name for p in run.iterdir()) == ["config.json", "notes.txt"] and config_of(run)["seed"] == 2
 
 
-def test_unwritable_folders_are_named(tmp_path):
+@pytest.mark.parametrize("config", [None, "", "{", "[1]", '{"model_type": "qwen2"}'])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_with_something_else_in_it_is_never_replaced(tmp_path, config, overwrite):
+    """A model's folder has a config.json, too. Only one of train.py proves a run."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").write_text("mine")
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    with pytest.raises(InputError, match="holds something that is no run; name another with --run"):
+        claim_run(tmp_path, overwrite=overwrite)
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["file", "file/deeper", "n" * 300, "d/" * 2500])
+def test_unwritable_folders_are_named(tmp_path, name):
     (tmp_path / "file").write_text("I am no folder")
-    for place in (tmp_path / "file", tmp_path / "file" / "deeper"):
-        with pytest.raises(InputError, match=r"file.* cannot be written .*; name another with --run"):
-            claim_run(place, overwrite=False)
-    assert (tmp_path / "file").read_text() == "I am no folder"
-
-
-@pytest.mark.parametrize("content", [None, "", "{", "[1]", "\x00"])
-def test_no_config_is_no_run(tmp_path, content):
-    if content is not None:
-        (tmp_path / "config.json").write_text(content)
-    with pytest.raises(InputError, match="is not a run folder: it has no readable config.json"):
-        read_config(tmp_path)
-
-
-def test_text_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    write_text(tmp_path / "f", "old")
-    with pytest.raises(TypeError):
-        write_text(tmp_path / "f", None)
-    assert (tmp_path / "f").read_text() == "old"
-
-    def crash(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(runlog.os, "replace", crash)
-    with pytest.raises(KeyboardInterrupt):
-        write_text(tmp_path / "f", "new")
-    assert (tmp_path / "f").read_text() == "old"
+    with pytest.raises(InputError, match=r"cannot be written .*; name another with --run") as error:
+        claim_run(tmp_path / name, overwrite=False)
+    assert (tmp_path / "file").read_text() == "I am no folder" and len(str(error.value)) < 400
 
 
 def test_rewind_forgets_later_steps_and_a_torn_line(tmp_path):
@@ -91,10 +77,24 @@ def test_rewind_forgets_later_steps_and_a_torn_line(tmp_path):
     assert read_lines(tmp_path / "absent.jsonl") == []
 
 
-def test_damaged_rows_end_what_is_read(tmp_path):
-    for damage in (b"\xff\xfe", b"[1]", b"null", b'{"step": 1'):
-        (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 0}\n' + damage + b'\n{"step": 2}\n')
-        assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 0}]
+@pytest.mark.parametrize("damage", ["\x00", "[1]", "null", '{"step": 1', "[" * 100_000, '{"step": ' + "9" * 5000 + "}"])
+def test_a_damaged_row_is_named_and_nothing_is_dropped(tmp_path, damage):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n' + damage + '\n{"step": 2}\n')
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    for use in (lambda: read_lines(tmp_path / "metrics.jsonl"), lambda: rewind(tmp_path, 1)):
+        with pytest.raises(InputError, match="metrics.jsonl line 2 is not"):
+            use()
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("step", [None, "two", 1.5, [], True])
+def test_a_row_whose_step_is_no_number_is_named(tmp_path, step):
+    append_lines(tmp_path / "metrics.jsonl", [{"step": 0}, {"step": step}])
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    for use in (lambda: rewind(tmp_path, 1), lambda: reopen_run(tmp_path, {}, 1)):
+        with pytest.raises(InputError, match="has a damaged row, whose step is"):
+            use()
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
 def test_rows_survive_unusual_text(tmp_path):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
-from conftest import build, give_hidden_defaults
+from conftest import build, give_hidden_defaults, trajectory
 
 from nano_exgrpo import sampling_loop as decode_module
 from nano_exgrpo.errors import InputError
-from nano_exgrpo.logprobs import token_logprobs
 from nano_exgrpo.rollout import generate_responses
 from nano_exgrpo.sampling_loop import draw_tokens
 
@@ -35,13 +35,13 @@ def test_every_token_keeps_its_probability(family, temperature, drawn):
     """Whatever the checkpoint's generation_config says, what is drawn from is the model's own softmax, computed
     without cache or padding, also after finished rows have left the batch."""
     policy = build(family)
-    policy.sampler = "loop"
     give_hidden_defaults(policy)
     size = policy.model.get_output_embeddings().weight.shape[0]
-    policy.stop_ids = tuple(range(0, size, 8))  # responses of very different lengths
+    stops = tuple(range(0, size, 8))  # responses of very different lengths
+    policy = replace(policy, sampler="loop", temperature=temperature, stop_ids=stops)
     prompts = [torch.tensor([7, 5, 9, 7, 11]), torch.tensor([3, 3])]
     torch.manual_seed(0)
-    groups = generate_responses(policy, prompts, [6, 6], temperature=temperature, max_new_tokens=20)
+    groups = generate_responses(policy, prompts, [6, 6], max_new_tokens=20)
     sizes = [len(logits) for logits, *_ in drawn]
     assert sizes[0] == 12 and min(sizes) < 6  # finished rows leave
     assert all((t, p) == (temperature, 1.0) for _, t, p, _ in drawn)
@@ -59,14 +59,14 @@ def test_every_token_keeps_its_probability(family, temperature, drawn):
 
 def test_behavior_log_probabilities_are_those_of_the_sampling_distribution(policy, drawn):
     """What `token_logprobs` says of a sampled token is what it was drawn with, temperature and all."""
-    policy.sampler, policy.stop_ids = "loop", ()
+    policy = replace(policy, sampler="loop", stop_ids=(), temperature=0.6)
     prompt_ids = torch.tensor([2, 30, 7, 40, 3])
     torch.manual_seed(1)
-    ((response,),) = generate_responses(policy, [prompt_ids], 1, temperature=0.6, max_new_tokens=6)
+    ((response,),) = generate_responses(policy, [prompt_ids], 1, max_new_tokens=6)
     scored = torch.stack(
         [(s[0] / t).log_softmax(-1)[token] for (s, t, _, _), token in zip(drawn, response, strict=True)]
     )
-    logprobs, _, _ = token_logprobs(policy, [prompt_ids], [response], temperature=0.6)
+    logprobs = policy.score([trajectory(prompt_ids, response)]).logprobs
     assert torch.allclose(logprobs[0], scored, atol=1e-5)
 
 
@@ -96,7 +96,7 @@ def test_nothing_is_drawn_from_what_is_no_distribution(row, temperature, top_p):
 
 
 def test_logits_that_become_nan_in_the_middle_of_a_response_are_noticed(policy):
-    policy.sampler, policy.stop_ids, calls = "loop", (), []
+    policy, calls = replace(policy, sampler="loop", stop_ids=()), []
 
     def overflow(module, args, output):
         calls.append(1)
@@ -120,7 +120,7 @@ def test_rare_tokens_keep_their_probability():
 
 
 def test_samples_of_one_prompt_share_its_forward_pass(policy):
-    policy.sampler = "loop"
+    policy = replace(policy, sampler="loop")
     rows = []
     policy.model.get_input_embeddings().register_forward_hook(lambda m, args, out: rows.append(tuple(out.shape[:2])))
     generate_responses(policy, [torch.tensor([2, 5, 6]), torch.tensor([2, 5])], [4, 3], max_new_tokens=2)

@@ -5,34 +5,40 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 import study
-from nano_exgrpo.config import resolve, to_dict
+from nano_exgrpo.config import resolve
+from nano_exgrpo.errors import InputError
 from nano_exgrpo.evaluation.statistics import paired_seeds
 from nano_exgrpo.evaluation.study_report import (
     Curve,
-    at,
     at_equal,
-    fresh_groups,
     kind,
     lucky_share,
     read_curve,
     separation,
-    table,
+    study_table,
 )
+from nano_exgrpo.infra.run_folder import sole_writer
 
 TINY = [
-    "--seeds", "2", "--steps", "3", "--workers", "1", "--set", "toy_hidden=16", "--set", "toy_skill_steps=0", "--set", "toy_layers=1", "--set", "toy_questions=4",
-    "--set", "toy_fewest_terms=2", "--set", "toy_most_terms=3", "--set", "toy_largest=2", "--set", "held_out=8",
-    "--set", "questions_per_step=2", "--set", "warmup_steps=20", "--set", "eval_every=1", "--set", "start_threshold=-1",
+    "--seeds", "2", "--steps", "3", "--workers", "1", "--set", "toy_skill_steps=0", "--set", "toy_questions=4",
+    "--set", "held_out=8", "--set", "questions_per_step=2", "--set", "warmup_steps=20", "--set", "eval_every=1",
+    "--set", "start_threshold=-1",
 ]  # fmt: skip
 
 
 def curve(accuracy: list[float], rollouts: list[float], compute: list[float]) -> Curve:
-    return Curve(list(range(len(accuracy))), rollouts, compute, accuracy, trained_rows=0.5, last_entropy=0.1)
+    return Curve(rollouts, compute, accuracy, trained_rows=0.5)
 
 
 # ------------------------------------------------------------------------------------------- statistics
@@ -48,7 +54,7 @@ def test_the_paired_interval_covers_the_true_difference_and_sees_through_the_spr
         level = [rng.gauss(0.5, 0.3) for _ in range(8)]
         a = [x + rng.gauss(0, 0.05) for x in level]
         b = [x + effect + rng.gauss(0, 0.05) for x in level]
-        interval = paired_seeds(a, b).difference
+        interval = paired_seeds(a, b).interval
         covered += interval.low <= effect <= interval.high
         found += interval.low > 0
     assert 0.93 <= covered / trials <= 0.97  # binomial standard error 0.009
@@ -56,11 +62,6 @@ def test_the_paired_interval_covers_the_true_difference_and_sees_through_the_spr
 
 
 # ----------------------------------------------------------------------------------------------- curves
-
-
-def test_a_curve_is_read_between_its_points_and_ends_where_it_ends() -> None:
-    assert at([0, 10, 30], [0.0, 0.5, 0.9], 20) == pytest.approx(0.7)
-    assert [at([0, 10], [0.1, 0.5], x) for x in (-1, 0, 10, 99)] == [0.1, 0.1, 0.5, 0.5]
 
 
 def test_equal_cost_cuts_each_pair_at_the_cheaper_run() -> None:
@@ -78,7 +79,7 @@ def test_compute_counts_generated_scored_and_three_times_the_trained_tokens(tmp_
     ]  # fmt: skip
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     read = read_curve(tmp_path)
-    assert (read.steps, read.rollouts, read.accuracy) == ([0, 2], [0, 31], [0.1, 0.3])
+    assert (read.rollouts, read.accuracy) == ([0, 31], [0.1, 0.3])
     assert read.compute == [0, 190 + 7 + 3 * 70]
     assert read.trained_rows == 0.375 and read.mean == 0.3
 
@@ -86,11 +87,13 @@ def test_compute_counts_generated_scored_and_three_times_the_trained_tokens(tmp_
 def test_the_table_pairs_by_seed_and_leaves_the_baseline_without_a_difference() -> None:
     base = [curve([0.1, v], [0, 100], [0, 10]) for v in (0.2, 0.6, 0.4)]
     better = [curve([0.1, v], [0, 100], [0, 10]) for v in (0.3, 0.7, 0.5)]
-    rows = table({"s": {"grpo": base, "exgrpo": better}}, "grpo").splitlines()
+    rows = study_table({"s": {"grpo": base, "exgrpo": better}}, "grpo").splitlines()
     assert len(rows) == 4
     assert rows[2].split("|")[-4:-1] == ["  ", "  ", "  "]
     assert "+0.100 [+0.100, +0.100] (3:0)" in rows[3]
-    assert table({"s": {"grpo": base[:1], "exgrpo": better[:1]}}, "grpo").count("±") == 0  # one seed has no interval
+    assert (
+        study_table({"s": {"grpo": base[:1], "exgrpo": better[:1]}}, "grpo").count("±") == 0
+    )  # one seed has no interval
 
 
 # ---------------------------------------------------------------------------------------------- samples
@@ -126,7 +129,7 @@ def test_luck_is_counted_by_the_successes_of_whole_fresh_groups() -> None:
     right, luck, miss = (r"3 \boxed{ 3 }", 1.0), (r"\boxed{ 3 }", 1.0), (r"\boxed{ 4 }", 0.0)
     rows = [row("a", *right), row("a", *luck), row("a", *miss), row("b", *luck), row("b", *miss), row("b", *miss)]
     rows += [row("c", *right, replayed=True), row("c", *right), row("c", *miss)]  # K − 1 fresh: not a whole group
-    assert lucky_share(fresh_groups(rows), 3) == {1: (1, 1), 2: (1, 2)}
+    assert lucky_share(rows, 3) == {1: (1, 1), 2: (1, 2)}
 
 
 def test_separation_is_the_area_under_the_roc_curve() -> None:
@@ -139,7 +142,7 @@ def test_separation_is_the_area_under_the_roc_curve() -> None:
 @pytest.fixture(autouse=True)
 def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each run's own picture takes longer than the tiny run."""
-    monkeypatch.setattr("train.plot_curves", lambda runs, target: True)
+    monkeypatch.setattr("nano_exgrpo.infra.session.plot_curves", lambda runs, target: True)
 
 
 def whole_study(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -182,9 +185,10 @@ def test_a_tiny_study_end_to_end_and_a_resumed_one_equals_it(
 
 def test_the_arms_of_a_seed_start_from_the_same_policy_and_questions(tmp_path: Path) -> None:
     changes = study.parse_changes([TINY[i + 1] for i, word in enumerate(TINY) if word == "--set"])
-    small = study.Study(study.grid({"s": {}}, study.ARMS), "grpo")
-    (job,) = study.plan(small, [3], {**changes, "steps": 1}, tmp_path)
-    assert len(study.run_job(job)) == 2 and study.run_job(job) == []
+    job = study.plan(study.grid({"s": {}}, study.ARMS), 3, {**changes, "steps": 1}, tmp_path)
+    assert not any(map(study.is_finished, job))
+    study.run_job(job)
+    assert all(map(study.is_finished, job))
     starts = [json.loads((Path(config.run) / "metrics.jsonl").read_text().splitlines()[0]) for config in job]
     assert starts[0] == starts[1]
     assert len(list((tmp_path / "runs" / ".warmup").iterdir())) == 1
@@ -192,10 +196,16 @@ def test_the_arms_of_a_seed_start_from_the_same_policy_and_questions(tmp_path: P
 
 def test_bad_options_are_one_sentence_and_exit_code_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for options, named in [
-        (["--set", "no_such=1"], "no_such"),
-        (["--set", "lr=fast"], "lr takes float"),
-        (["--set", "retire=maybe"], "true or false"),
+        (["--set", "no_such=1"], "no-such"),
+        (["--set", "lr=fast"], "--lr"),
+        (["--set", "lr=true"], "--lr"),
+        (["--set", "retire=maybe"], "maybe"),
         (["--set", "seed=3"], "seed"),
+        (["--set", "question_draw=unifrom"], "unifrom"),  # not measured as something else
+        (["--set", "difficulty=hardest"], "hardest"),
+        (["--set", "steps"], "NAME=VALUE"),
+        (["--workers", "²"], "--workers"),
+        (["--workers", str(10**30)], "--workers"),
         (["--arms", "ppo"], "'ppo'"),
         (["--settings", "dirty"], "'dirty'"),
         (["--seeds", "0"], "--seeds"),
@@ -206,21 +216,87 @@ def test_bad_options_are_one_sentence_and_exit_code_2(capsys: pytest.CaptureFixt
         assert named in error and error.count("\n") == 1 and "Traceback" not in error
 
 
+def test_a_run_whose_files_were_changed_is_made_again_or_named(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    config = resolve({"run": str(run), "steps": 0})
+    for text in ("[" * 100_000, "[]", "{}", json.dumps(asdict(config))):
+        (run / "config.json").write_text(text)
+        for rows in ('{"step": null}\n', '{"step": "one"}\n', "[\n", '{"step": ' + "9" * 5000 + "}\n", ""):
+            (run / "metrics.jsonl").write_text(rows)
+            assert not study.is_finished(config)
+    for row in ({"step": 1}, {"step": "x"}, {"step": None, "eval/accuracy": []}):
+        (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+        with pytest.raises(InputError, match="run/metrics.jsonl is not as train.py writes it"):
+            read_curve(run)
+
+
+def test_a_run_that_another_process_writes_is_named_in_this_script_s_words(tmp_path: Path) -> None:
+    config = resolve({"run": str(tmp_path / "run"), "steps": 0})
+    with sole_writer(tmp_path / "run"):
+        with pytest.raises(InputError, match="another process.*--out") as error:
+            study.run_job([config])
+    assert "--run" not in str(error.value)
+
+
+LIVING = """
+import multiprocessing, os, signal, sys, time
+sys.path.insert(0, {root!r})
+import study
+
+def work(folder):
+    open(os.path.join(folder, str(os.getpid())), "w").close()
+    time.sleep(60)
+
+if __name__ == "__main__":
+    import concurrent.futures
+    pool = concurrent.futures.ProcessPoolExecutor(
+        2, mp_context=multiprocessing.get_context("spawn"), initializer=study.start_worker
+    )
+    for _ in range(2):
+        pool.submit(work, sys.argv[1])
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
+def test_workers_end_with_the_process_that_started_them(tmp_path: Path, name: str) -> None:
+    script, folder = tmp_path / "living.py", tmp_path / "pids"
+    script.write_text(LIVING.format(root=str(Path(study.__file__).parent)))
+    folder.mkdir()
+    parent = subprocess.Popen([sys.executable, str(script), str(folder)], stderr=subprocess.DEVNULL)
+    wait_for(lambda: len(list(folder.iterdir())) == 2)
+    parent.send_signal(getattr(signal, name))
+    parent.wait()
+    wait_for(lambda: not any(is_alive(int(path.name)) for path in folder.iterdir()))
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 40) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.05)
+
+
 def test_every_study_resolves_and_has_its_baseline_among_its_arms() -> None:
     for name, each in study.STUDIES.items():
-        assert all(each.baseline in arms for arms in each.cells.values())
-        jobs = study.plan(each, [0], {}, Path("out"))
-        assert [len(job) for job in jobs] == [sum(map(len, each.cells.values()))], name
-        folders = [config.run for job in jobs for config in job]
-        assert len(set(folders)) == len(folders)
+        assert all(study.BASELINES[name] in arms for arms in each.values())
+        job = study.plan(each, 0, {}, Path("out"))
+        assert len(job) == sum(map(len, each.values())) == len({config.run for config in job})
 
 
 def test_the_default_study_is_train_py_as_it_is_and_the_hard_one_its_preset() -> None:
     def differences(setting: str, name: str, preset: str) -> set[str]:
-        small = study.Study({setting: study.STUDIES[name].cells[setting]}, "grpo")
-        ran = study.plan(small, [0], {}, Path("out"))[0][1]
+        ran = study.plan({setting: study.STUDIES[name][setting]}, 0, {}, Path("out"))[1]
         meant = resolve({"preset": preset})
-        return {field for field, value in to_dict(ran).items() if value != getattr(meant, field)}
+        return {field for field, value in asdict(ran).items() if value != getattr(meant, field)}
 
     assert differences("train.py's default", "default", "toy") == {"run"}
-    assert differences("hard", "compare", "hard") == {"run", "preset", "sampler", "log_samples"}
+    assert differences("hard", "compare", "hard") == {"run", "sampler", "log_samples"}

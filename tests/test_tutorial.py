@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-from nano_exgrpo.config import MAY_CHANGE, TrainConfig, resolve, to_dict
+from nano_exgrpo.config import MAY_CHANGE, TrainConfig, resolve
 from nano_exgrpo.errors import InputError
 from nano_exgrpo.policy import Policy
 
@@ -47,6 +47,39 @@ def test_quotations_and_outputs_are_up_to_date() -> None:
     assert len(found) == len(wanted), "run: python docs/sync.py"
 
 
+def test_the_notebook_is_made_from_the_text() -> None:
+    nbformat = pytest.importorskip("nbformat", reason="the notebook is made with nbformat: pip install nbformat")
+    kept = nbformat.read(ROOT / "docs" / "tutorial.ipynb", as_version=4)
+    nbformat.validate(kept)
+    assert kept == sync.notebook(text()), "run: python docs/sync.py"
+    code = [cell for cell in kept.cells if cell.cell_type == "code"]
+    assert len(code) == text().count("```python run") + 1
+    prose = "\n".join(cell.source for cell in kept.cells if cell.cell_type == "markdown")
+    assert "# nano_exgrpo/loss.py, on_policy_term" in prose and "<!--" not in prose and "<details>" not in prose
+    headings = {heading.replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", prose, re.MULTILINE)}
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose):
+        assert link[1:] in headings if link[0] == "#" else "://" in link or (ROOT / "docs" / link).is_file(), link
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_from_top_to_bottom() -> None:
+    """In a kernel of its own, opened in docs/ as a reader would; every output is the recorded one."""
+    nbformat = pytest.importorskip("nbformat", reason="pip install nbformat")
+    nbclient = pytest.importorskip(
+        "nbclient", reason="the notebook is run with nbclient: pip install nbclient ipykernel"
+    )
+    pytest.importorskip("ipykernel", reason="pip install ipykernel")
+    book = nbformat.read(ROOT / "docs" / "tutorial.ipynb", as_version=4)
+    recorded = [printed(cell) for cell in book.cells]
+    nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(ROOT / "docs")}}).execute()
+    assert [printed(cell) for cell in book.cells] == recorded
+
+
+def printed(cell: Any) -> str:
+    outputs = cell.get("outputs", ())
+    return "".join(output.text for output in outputs if output.get("name") == "stdout").rstrip("\n")
+
+
 def slug(heading: str) -> str:
     """The anchor that GitHub gives a heading."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
@@ -73,7 +106,14 @@ def test_every_section_has_an_exercise_with_an_answer_that_was_run() -> None:
 
 
 def test_every_flag_in_the_text_exists() -> None:
-    names = {field.name for field in dataclasses.fields(TrainConfig)} | {"help", "check", "nproc_per_node", "arms"}
+    names = {field.name for field in dataclasses.fields(TrainConfig)} | {
+        "help",
+        "dry_run",
+        "card",
+        "check",
+        "nproc_per_node",
+        "arms",
+    }
     flags = set(
         re.findall(r"(?<![\w-])--([a-z][a-z-]+)", re.sub(r"<!--.*?-->|<!--=.*?-->", "", text(), flags=re.DOTALL))
     )
@@ -201,7 +241,7 @@ def test_what_is_kept_of_a_run(tmp_path: Path) -> None:
 
 
 def test_entropy_over_padding_is_another_choice(policy: Policy) -> None:
-    """Three questions with two successes each on an untrained policy; the counts are what the function says they are."""
+    """Three questions with two successes each on an untrained policy; the counts are what the function says."""
     samples = [
         {**toy_sample(1, question, response, 1, 0.5), "truncated": False}
         for question in ("1-2", "2-1", "1-1")
@@ -214,9 +254,9 @@ def test_entropy_over_padding_is_another_choice(policy: Policy) -> None:
 
 
 def test_the_recorded_run_is_one_of_the_default_toy() -> None:
-    """Else the text would show curves that `python train.py` does not give: record it anew (see the text's last section)."""
+    """Else the text shows curves that `python train.py` does not give: record it anew (see the text's last section)."""
     recorded = json.loads((ROOT / "docs" / "run.json").read_text(encoding="utf-8"))["settings"]
-    default = to_dict(resolve({"log_samples": -1}))
+    default = dataclasses.asdict(resolve({"log_samples": -1}))
     watched = [name for name in default if name not in ("run", "resume", "overwrite", *MAY_CHANGE)] + ["steps"]
     changed = {name: (recorded.get(name, default[name]), default[name]) for name in watched}
     assert {name: pair for name, pair in changed.items() if pair[0] != pair[1]} == {}

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from conftest import ragged, tiny_toy
-from tabular import exact_probabilities, outcomes, prompt, tabular_policy
+from conftest import ragged, tiny_config, tiny_toy, trajectory
+from tabular import asked, exact_probabilities, outcomes, tabular_policy
 from test_policy import plain
 
+from nano_exgrpo import update
 from nano_exgrpo.config import TrainConfig
+from nano_exgrpo.infra.prepare import prepare
+from nano_exgrpo.infra.session import Run
+from nano_exgrpo.infra.stop import StopRequest
 from nano_exgrpo.loss import group_advantages
-from nano_exgrpo.rollout import Trajectory
+from nano_exgrpo.trajectory import Trajectory
 from nano_exgrpo.update import update_policy
+from train import train_step
 
 
 class Recorder(torch.optim.Optimizer):
@@ -32,7 +39,13 @@ class Recorder(torch.optim.Optimizer):
 
 
 def loss_config(**changes: Any) -> TrainConfig:
-    return TrainConfig(**{"grad_clip": 1e9, "max_response_length": 8, "group_size": 2, **changes})
+    return TrainConfig(**{"max_response_length": 8, "group_size": 2, **changes})
+
+
+@pytest.fixture
+def unclipped(monkeypatch):
+    """Gradients as they are."""
+    monkeypatch.setattr(update, "GRAD_CLIP", 1e9)
 
 
 def random_groups(
@@ -43,8 +56,8 @@ def random_groups(
     groups = []
     for q in range(questions):
         lengths = [(3 + q, int(n)) for n in torch.randint(1, 9, (size,), generator=generator)]
-        prompts, responses = ragged(policy, lengths, seed=seed + q)
-        groups.append([Trajectory(f"q{q}", prompts[0], r, "") for r in responses])
+        rows = ragged(policy, lengths, seed=seed + q)
+        groups.append([trajectory(rows[0].prompt_ids, t.response_ids, id=f"q{q}") for t in rows])
         if q < replayed:
             old = groups[q][0]
             old.replayed, old.logprobs = True, -3 - 3 * torch.rand(len(old.response_ids), generator=generator)
@@ -52,7 +65,7 @@ def random_groups(
 
 
 @pytest.mark.parametrize("updates", [1, 2])
-def test_update_is_the_policy_gradient_by_enumeration(updates):
+def test_update_is_the_policy_gradient_by_enumeration(updates, unclipped):
     """The real update on all 16 groups of two outcomes, weighted by their probability: −(K−1)/K · ∇J / L."""
     policy = tabular_policy(2, 2, seed=3)
     everything = outcomes(policy)
@@ -62,7 +75,7 @@ def test_update_is_the_policy_gradient_by_enumeration(updates):
     optimizer = Recorder(policy.model.parameters())
     total = torch.zeros_like(expected)
     for i, j in itertools.product(range(4), repeat=2):
-        group = [Trajectory("q", prompt(policy), everything[o], "") for o in (i, j)]
+        group = [Trajectory(asked(policy), everything[o], "") for o in (i, j)]
         advantages = group_advantages(rewards[[i, j]][None])
         optimizer.gradients.clear()
         update_policy(policy, optimizer, [group], advantages, loss_config(updates_per_step=updates), clip_range=0.2)
@@ -74,22 +87,18 @@ def test_update_is_the_policy_gradient_by_enumeration(updates):
 
 @pytest.mark.parametrize("entropy_coef", [0.0, 0.5])
 @pytest.mark.parametrize("normalize_rows", [True, False])
-def test_micro_batches_do_not_change_the_gradient(entropy_coef, normalize_rows):
+def test_micro_batches_do_not_change_the_gradient(entropy_coef, normalize_rows, unclipped):
     """Batches of one row, of a few, and of all; ragged lengths, replayed rows, an entropy bonus."""
     policy = tiny_toy()
     policy.model.double()
     advantages = group_advantages(torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0], [1.0, 1.0, 1.0], [0.0, 0.0, 1.0]]))
     found, values = [], []
-    for tokens in (1, 25, 40, 100_000):
+    for budget in (1, 25, 40, 100_000):
         optimizer = Recorder(policy.model.parameters())
-        config = loss_config(
-            train_batch_tokens=tokens, entropy_coef=entropy_coef, normalize_rows=normalize_rows, group_size=3
-        )
-        values.append(
-            update_policy(
-                policy, optimizer, random_groups(policy, 4, 3, replayed=2), advantages, config, clip_range=0.2
-            )
-        )
+        config = loss_config(entropy_coef=entropy_coef, normalize_rows=normalize_rows, group_size=3)
+        groups = random_groups(policy, 4, 3, replayed=2)
+        cut = replace(policy, token_budget=budget)
+        values.append(update_policy(cut, optimizer, groups, advantages, config, clip_range=0.2))
         found.append(optimizer.gradients[0])
     assert found[0].norm() > 1e-5
     for gradient, value in zip(found, values):
@@ -98,15 +107,15 @@ def test_micro_batches_do_not_change_the_gradient(entropy_coef, normalize_rows):
 
 
 @pytest.mark.parametrize("normalize_rows", [True, False])
-def test_update_equals_the_loss_of_the_whole_batch(normalize_rows):
+def test_update_equals_the_loss_of_the_whole_batch(normalize_rows, unclipped):
     """Against one plain autograd pass over all rows, also those without advantage, from the model's full logits."""
-    policy = tiny_toy()
+    policy = tiny_toy().at(0.7)
     policy.model.double()
     groups = random_groups(policy, 4, 3, replayed=2)
     rewards = torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
     advantages = group_advantages(rewards)
     rows = [t for g in groups for t in g]
-    logprobs, entropies = plain(policy, [t.prompt_ids for t in rows], [t.response_ids for t in rows], 0.7)
+    logprobs, entropies = plain(policy, rows)
     objective, bonus, tokens = torch.zeros((), dtype=torch.float64), 0.0, 0
     for i, (t, a) in enumerate(zip(rows, advantages.flatten().tolist())):
         n = len(t.response_ids)
@@ -122,7 +131,7 @@ def test_update_equals_the_loss_of_the_whole_batch(normalize_rows):
     (-objective / denominator - 0.3 * bonus / tokens).backward()
     expected = torch.cat([p.grad.flatten() for p in policy.model.parameters()])
     optimizer = Recorder(policy.model.parameters())
-    config = loss_config(temperature=0.7, normalize_rows=normalize_rows, group_size=3, entropy_coef=0.3)
+    config = loss_config(normalize_rows=normalize_rows, group_size=3, entropy_coef=0.3)
     result = update_policy(policy, optimizer, groups, advantages, config, clip_range=0.2)
     difference = (optimizer.gradients[0] - expected).abs().max() / expected.abs().max()
     assert difference < 1e-7, difference  # advantages are float32
@@ -132,13 +141,13 @@ def test_update_equals_the_loss_of_the_whole_batch(normalize_rows):
     assert result["trained_rows"] == 0.5
 
 
-def test_ratio_leaves_one_after_the_first_update_and_replayed_rows_keep_theirs():
+def test_ratio_leaves_one_after_the_first_update_and_replayed_rows_keep_theirs(unclipped):
     """Two updates a batch: π_old is the policy before the first, so the second sees w ≠ 1; w* is never 1."""
     policy = tiny_toy()
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=1e-2)
     groups = random_groups(policy, 4, 4, replayed=2)
     stored = groups[0][0].logprobs.clone()
-    before = plain(policy, [t.prompt_ids for t in groups[3]], [t.response_ids for t in groups[3]])[0]
+    before = plain(policy, groups[3])[0]
     advantages = group_advantages(torch.tensor([[1.0, 0.0, 0.0, 1.0]] * 4))
     result = update_policy(
         policy, optimizer, groups, advantages, loss_config(updates_per_step=2, group_size=4), clip_range=0.2
@@ -159,7 +168,7 @@ def test_ratio_leaves_one_after_the_first_update_and_replayed_rows_keep_theirs()
     assert abs(once["replay/weight_mean"] - 1) > 0.01 and 0 < once["replay/ratio_mean"] < 1
 
 
-def test_each_update_gets_its_share_of_replayed_and_fresh_groups():
+def test_each_update_gets_its_share_of_replayed_and_fresh_groups(unclipped):
     policy = tiny_toy()
     optimizer = Recorder(policy.model.parameters())
     groups = random_groups(policy, 5, 2, replayed=2)
@@ -205,7 +214,7 @@ def test_ten_coherent_steps_move_every_weight():
     policy = tiny_toy()
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=1e-6, weight_decay=0.0)
     used = torch.arange(policy.model.config.vocab_size)  # every token occurs, so that every embedding has a gradient
-    group = [Trajectory("q", torch.tensor([2, 3]), used, ""), Trajectory("q", torch.tensor([2, 3]), used.flip(0), "")]
+    group = [trajectory([2, 3], used), trajectory([2, 3], used.flip(0))]
     before = [p.detach().clone() for p in policy.model.parameters()]
     for _ in range(10):
         update_policy(
@@ -220,11 +229,46 @@ def test_ten_coherent_steps_move_every_weight():
     assert moved / sum(p.numel() for p in before) > 0.99
 
 
-def test_gradient_clipping_bounds_the_norm(policy):
+def test_a_loss_that_is_not_finite_is_skipped_even_if_its_gradient_is(policy):
+    """A replayed row with log π_past NaN: `clamp` gives NaN gradient 0, so the norm is finite and looks harmless."""
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=0.1)
+    before = [p.clone() for p in policy.model.parameters()]
+    groups = random_groups(policy, 2, 2, replayed=1)
+    groups[0][0].logprobs[0] = float("nan")
+    advantages = torch.tensor([[0.5, -0.5], [0.5, -0.5]])
+    result = update_policy(policy, optimizer, groups, advantages, loss_config(), clip_range=0.2)
+    assert result["skipped_updates"] == 1 and result["grad_norm"] is None and math.isnan(result["loss"])
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters())) and not optimizer.state
+    assert all(torch.isfinite(p.grad).all() for p in policy.model.parameters() if p.grad is not None)
+
+
+def test_one_batch_of_nan_leaves_no_trace(tiny, tmp_path):
+    """NaN logits in the update of step 1, once: the step counts as bad, the weights stay, the buffer holds nothing that
+    is not finite, and the steps that replay from it are as good as ever."""
+    config = tiny_config(tmp_path, start_threshold=0.0, questions_per_step=8, retire=False)
+    state = prepare(config, Run(config, StopRequest()))
+    before = [p.clone() for p in state.policy.model.parameters()]
+
+    def spoil(module: Any, inputs: Any, logits: torch.Tensor) -> torch.Tensor:
+        return logits * float("nan") if logits.dim() == 2 else logits  # scores [N, V]; rollouts have [B, 1, V]
+
+    hook = state.policy.model.get_output_embeddings().register_forward_hook(spoil)
+    row, _ = train_step(state, config)
+    hook.remove()
+    assert row["skipped_updates"] == 1 and state.bad_steps == 1 and math.isnan(row["loss"])
+    assert state.started and len(state.buffer) == 0 and state.buffer.eligible() == {}
+    assert all(torch.equal(a, b) for a, b in zip(before, state.policy.model.parameters()))
+    rows = [train_step(state, config)[0] for _ in range(6)]
+    assert state.bad_steps == 0 and all(math.isfinite(row["loss"]) for row in rows)
+    assert any(row["replay/questions"] for row in rows)
+    assert len(state.buffer) > 0
+    assert all(t.logprobs.isfinite().all() for stored in state.buffer.stored.values() for t in stored)
+
+
+def test_gradient_clipping_bounds_the_norm(policy, monkeypatch):
+    monkeypatch.setattr(update, "GRAD_CLIP", 0.25)
     optimizer = Recorder(policy.model.parameters())
     advantages = torch.tensor([[50.0, -50.0]])
-    result = update_policy(
-        policy, optimizer, random_groups(policy, 1, 2), advantages, loss_config(grad_clip=0.25), clip_range=None
-    )
+    result = update_policy(policy, optimizer, random_groups(policy, 1, 2), advantages, loss_config(), clip_range=None)
     assert optimizer.gradients[0].norm().item() == pytest.approx(0.25, rel=1e-4)
     assert result["grad_norm"] > 0.25  # what is logged is the norm before clipping

@@ -1,30 +1,30 @@
-"""Supervised warm-up: what it learns, that it takes the memory of an update and no more, and what names the toy's cache."""
+"""Supervised warm-up: what it learns, that it takes no more memory than an update, and what names the toy's cache."""
 
 from __future__ import annotations
 
 import gc
 import json
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import build, data_file, ragged, tiny_config, tiny_toy
+from conftest import build, data_file, ragged, tiny_config, trajectory
 
 import train
-from nano_exgrpo import policy as policy_module
-from nano_exgrpo import questions as questions_module
-from nano_exgrpo import toy, warmup
+from nano_exgrpo import toy
 from nano_exgrpo.config import PRESETS, resolve
 from nano_exgrpo.errors import InputError
-from nano_exgrpo.infra import session as start
+from nano_exgrpo.infra import prepare, session
 from nano_exgrpo.infra.precision import make_optimizer
 from nano_exgrpo.infra.stop import StopRequest
-from nano_exgrpo.logprobs import token_logprobs
-from nano_exgrpo.policy import Policy
-from nano_exgrpo.questions import sum_questions
-from nano_exgrpo.warmup import encode_demonstrations, follow_demonstrations, warm_up
+from nano_exgrpo.policy import Policy, Scores, recomputed
+from nano_exgrpo.questions import Question
+from nano_exgrpo.rollout import generate_responses
+from nano_exgrpo.trajectory import Trajectory
+from nano_exgrpo.warmup import encode_demonstrations, warm_up
 
 
 def adamw(policy: Policy, lr: float) -> torch.optim.Optimizer:
@@ -33,40 +33,28 @@ def adamw(policy: Policy, lr: float) -> torch.optim.Optimizer:
 
 def test_it_learns_its_demonstrations_and_to_stop():
     """Ten pairs, learned by heart: greedy decoding gives each response back, EOS included."""
-    from nano_exgrpo.rollout import generate_responses
-
     policy = toy.build_policy(seed=0, hidden=32, layers=1)
-    pairs = toy.demonstrations(sum_questions(10, seed=0), reasoning=0.5, seed=0)
+    pairs = toy.demonstrations(toy.sum_questions(10, seed=0), reasoning=0.5, seed=0)
     examples = encode_demonstrations(policy, pairs, "")
     losses = []
-    warm_up(
-        policy,
-        adamw(policy, 1e-2),
-        examples,
-        steps=150,
-        batch_size=10,
-        seed=0,
-        on_step=lambda *pair: losses.append(pair),
-    )
+    optimizer = adamw(policy, 1e-2)
+    warm_up(policy, optimizer, examples, steps=150, batch_size=10, seed=0, on_step=lambda *pair: losses.append(pair))
     assert [step for step, _ in losses] == list(range(150))
     assert losses[0][1] > 4 and losses[-1][1] < 0.1
-    answers = generate_responses(policy, [p for p, _ in examples], 1, temperature=0, max_new_tokens=15)
-    assert sum(a[0].tolist() == r.tolist() for a, (_, r) in zip(answers, examples)) >= 9
+    answers = generate_responses(policy.at(0), [e.prompt_ids for e in examples], 1, max_new_tokens=15)
+    assert sum(a[0].tolist() == e.response_ids.tolist() for a, e in zip(answers, examples)) >= 9
 
 
 def test_the_loss_is_the_mean_over_response_tokens(policy):
     """The first loss, before any step, recomputed: prompt and padding play no part."""
-    prompts, responses = ragged(policy, [(3, 2), (5, 6)])
+    examples = ragged(policy, [(3, 2), (5, 6)])
     with torch.no_grad():
-        logprobs, _, mask = token_logprobs(policy, prompts, responses)
+        logprobs, _, mask = policy.score(examples)
     possible = []
     for pick in ([0, 0], [0, 1], [1, 0], [1, 1]):  # a batch of two is drawn with replacement
         possible.append((-sum(logprobs[i].sum() for i in pick) / sum(mask[i].sum() for i in pick)).item())
-    seen = []
-    examples = list(zip(prompts, responses))
-    warm_up(
-        policy, adamw(policy, 1e-3), examples, steps=1, batch_size=2, seed=0, on_step=lambda s, loss: seen.append(loss)
-    )
+    seen, optimizer = [], adamw(policy, 1e-3)
+    warm_up(policy, optimizer, examples, steps=1, batch_size=2, seed=0, on_step=lambda step, loss: seen.append(loss))
     assert any(seen[0] == pytest.approx(p, abs=1e-5) for p in possible)
 
 
@@ -74,7 +62,7 @@ def test_the_rate_rises_and_cools_to_a_tenth(policy):
     rates = []
     optimizer = adamw(policy, 1.0)
     optimizer.step = lambda: rates.append(optimizer.param_groups[0]["lr"])
-    warm_up(policy, optimizer, list(zip(*ragged(policy, [(3, 2)]))), steps=100, batch_size=1, seed=0)
+    warm_up(policy, optimizer, ragged(policy, [(3, 2)]), steps=100, batch_size=1, seed=0)
     assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0]) and rates[-1] == pytest.approx(0.1, abs=1e-3)
     assert rates[5:] == sorted(rates[5:], reverse=True)
 
@@ -86,26 +74,25 @@ def test_the_rate_rises_and_cools_to_a_tenth(policy):
 def test_micro_batches_equal_one_batch(budget, monkeypatch):
     """Ragged lengths: the gradient, the loss and the weights of three steps; and no micro-batch is above the budget."""
     lengths = [(2 + i % 5, 1 + 3 * i % 11) for i in range(16)]
-    original, sizes = token_logprobs, []
+    original, sizes = Policy.score, []
 
-    def watched(policy: Policy, prompts: Any, responses: Any, **settings: Any) -> Any:
-        sizes.append((len(prompts), len(prompts) * max(len(p) + len(r) for p, r in zip(prompts, responses))))
-        return original(policy, prompts, responses, **settings)
+    def watched(policy: Policy, rows: list[Trajectory], **settings: Any) -> Scores:
+        sizes.append((len(rows), len(rows) * max(row.length for row in rows)))
+        return original(policy, rows, **settings)
 
-    monkeypatch.setattr(warmup, "token_logprobs", watched)
-    found = []
-    for token_budget in (2**30, budget):
-        policy = build("llama")
-        examples = list(zip(*ragged(policy, lengths)))
+    monkeypatch.setattr(Policy, "score", watched)
+
+    def run(token_budget: int) -> tuple[list[torch.Tensor], torch.Tensor, list[float]]:
+        policy = replace(build("llama"), token_budget=token_budget, chunk_bytes=1000)
         parameters = list(policy.model.parameters())
         optimizer = torch.optim.SGD(parameters, lr=0.1)
         gradients, losses, step = [], [], optimizer.step
         optimizer.step = lambda: (gradients.append(torch.cat([p.grad.flatten() for p in parameters])), step())
-        warm_up(
-            policy, optimizer, examples, steps=3, batch_size=8, seed=0, token_budget=token_budget, chunk_bytes=1000,
-            on_step=lambda step, loss: losses.append(loss),
-        )  # fmt: skip
-        found.append((gradients, torch.cat([p.detach().flatten() for p in parameters]), losses))
+        on_step = lambda step, loss: losses.append(loss)  # noqa: E731
+        warm_up(policy, optimizer, ragged(policy, lengths), steps=3, batch_size=8, seed=0, on_step=on_step)
+        return gradients, torch.cat([p.detach().flatten() for p in parameters]), losses
+
+    found = [run(2**30), run(budget)]
     (gradients, weights, losses), (others, other_weights, other_losses) = found
     assert sizes[:3] == [(8, size) for _, size in sizes[:3]] and len(sizes) > 6
     assert all(size <= budget or rows == 1 for rows, size in sizes[3:])
@@ -130,9 +117,10 @@ def flags(folder: Path, *more: str) -> list[str]:
     data = data_file(folder)
     data.write_text("".join(json.dumps({"question": f"w{i}", "answer": str(i)}) + "\n" for i in range(12)))
     return [
-        "--model", str(model_folder(folder)), "--data", str(data), "--held-out", "3", "--run", str(folder / "run"), "--steps", "1",
-        "--questions-per-step", "2", "--group-size", "2", "--max-response-length", "4", "--max-prompt-length", "20", "--device", "cpu",
-        "--eval-every", "0", "--save-every", "1", "--system-prompt", "w1", "--warmup-data", str(demonstrations_file(folder)), *more,
+        "--model", str(model_folder(folder)), "--data", str(data), "--held-out", "3", "--run", str(folder / "run"),
+        "--steps", "1", "--questions-per-step", "2", "--group-size", "2", "--max-response-length", "4",
+        "--max-prompt-length", "20", "--device", "cpu", "--eval-every", "0", "--save-every", "1",
+        "--system-prompt", "w1", "--warmup-data", str(demonstrations_file(folder)), *more,
     ]  # fmt: skip
 
 
@@ -146,18 +134,19 @@ def flags(folder: Path, *more: str) -> list[str]:
     ids=["24gb", "12gb", "8 bit"],
 )
 def test_a_real_model_is_warmed_up_as_it_is_trained(settings, tmp_path, monkeypatch):
-    """By the run's optimiser, on the weights that it trains in the run's dtype, with checkpointing on and micro-batches; what
-    it learns is there in RL and after a resume, which does not learn it again; and its moments are gone by then."""
-    for package in {"12gb": ["peft"], "adamw8bit": ["torchao"]}.get(settings[1], []):
-        pytest.importorskip(package)
+    """By the run's optimiser, on the weights that it trains in the run's dtype, with checkpointing and micro-batches;
+    what it learns is there in RL and after a resume, which does not learn it again; its moments are gone by then."""
+    if "adamw8bit" in settings:
+        pytest.importorskip("torchao")
     seen: dict[str, Any] = {}
-    original = warmup.warm_up
+    original = prepare.warm_up
 
     def watched(policy: Policy, optimizer: Any, examples: Any, **arguments: Any) -> None:
         assert "optimizer" not in seen  # once
         trained = [p for p in policy.model.parameters() if p.requires_grad]
-        seen.update(optimizer=weakref.ref(optimizer), kind=type(optimizer).__name__, budget=arguments["token_budget"])
-        seen["layers"] = [m.training for m in policy.model.modules() if type(m).__name__ == "LlamaDecoderLayer"]
+        seen.update(optimizer=weakref.ref(optimizer), kind=type(optimizer).__name__, budget=policy.token_budget)
+        layers = [m for m in policy.model.modules() if type(m).__name__ == "LlamaDecoderLayer"]
+        seen["recomputed"] = [getattr(layer.forward, "func", None) is recomputed for layer in layers]
         seen["trained"] = (
             len(trained),
             {p.dtype for p in trained},
@@ -166,13 +155,12 @@ def test_a_real_model_is_warmed_up_as_it_is_trained(settings, tmp_path, monkeypa
         before = [t.detach().clone() for t in trained]
         losses: list[float] = []
         on_step = arguments.pop("on_step")
-        original(
-            policy,
-            optimizer,
-            examples,
-            on_step=lambda step, loss: (losses.append(loss), on_step(step, loss)),
-            **arguments,
-        )
+
+        def noted(step: int, loss: float) -> None:
+            losses.append(loss)
+            on_step(step, loss)
+
+        original(policy, optimizer, examples, on_step=noted, **arguments)
         assert losses[-1] < losses[0] - 0.2
         assert any(not torch.equal(a, b) for a, b in zip(before, trained))
         assert all(p.grad is None for p in trained)
@@ -182,33 +170,19 @@ def test_a_real_model_is_warmed_up_as_it_is_trained(settings, tmp_path, monkeypa
         assert seen["optimizer"]() is None
         gc.enable()
         with torch.no_grad():
-            seen["after"] = token_logprobs(policy, [torch.tensor([4])], [torch.tensor([9, 10, 0])])[0].sum().item()
+            seen["after"] = policy.score([trajectory([4], [9, 10, 0])]).logprobs.sum().item()
         return original_update(policy, *arguments, **named)
 
     original_update = train.update_policy
     monkeypatch.setattr(train, "update_policy", update)
-    monkeypatch.setattr(warmup, "warm_up", watched)
-    monkeypatch.setattr(train, "plot_curves", lambda *arguments: None)
+    monkeypatch.setattr(prepare, "warm_up", watched)
+    monkeypatch.setattr(session, "plot_curves", lambda *arguments: None)
     lora = settings[1] == "12gb"
-    assert (
-        train.main(
-            [
-                *flags(tmp_path, *settings),
-                "--warmup-steps",
-                "40",
-                "--warmup-batch",
-                "5",
-                "--warmup-lr",
-                "1e-2",
-                "--train-batch-tokens",
-                "30",
-            ]
-        )
-        == 0
-    )
+    more = ["--warmup-steps", "40", "--warmup-lr", "1e-2", "--train-batch-tokens", "30"]
+    assert train.main([*flags(tmp_path, *settings), *more]) == 0
     assert seen["budget"] == 30
     assert seen["kind"] == ("AdamW" if lora else "StochasticAdamW" if settings[1] == "24gb" else "EagerAdamW8bit")
-    assert seen["layers"] == [True, True]
+    assert seen["recomputed"] == [True, True]
     count, dtypes, size = seen["trained"]
     assert dtypes == {torch.float32 if lora else torch.bfloat16} and (size < 5000 * 32 if lora else size > 5000)
     learned = seen["after"]
@@ -220,13 +194,14 @@ def test_a_real_model_is_warmed_up_as_it_is_trained(settings, tmp_path, monkeypa
 def test_demonstrations_that_no_rollout_could_equal_are_left_out(capsys):
     policy = build("llama")
     config = resolve(dict(
-        model="x/y", preset="none", system_prompt="", max_prompt_length=12, max_response_length=3, warmup_steps=1, warmup_batch=2,
+        model="x/y", preset="none", system_prompt="", max_prompt_length=12, max_response_length=3, warmup_steps=1,
     ))  # fmt: skip
-    long = ("w1 " * 20, "w2")
-    follow_demonstrations(policy, [("w1", "w2 w3"), ("w1", "w2 w3 w4"), long], config, StopRequest())
-    assert "skipped 2 of 3 demonstrations" in capsys.readouterr().out  # the second with its end has four tokens
+    short, long = Question("a", "w1", ""), Question("b", "w1 " * 20, "")
+    pairs = [(short, "w2 w3"), (short, "w2 w3 w4"), (long, "w2")]  # the second with its end has four tokens
+    prepare.follow_demonstrations(policy, pairs, config, StopRequest())
+    assert "skipped 2 of 3 demonstrations" in capsys.readouterr().out
     with pytest.raises(InputError, match="every demonstration is longer"):
-        follow_demonstrations(policy, [long], config, StopRequest())
+        prepare.follow_demonstrations(policy, pairs[2:], config, StopRequest())
 
 
 def test_learning_rates_are_those_of_large_models():
@@ -241,32 +216,28 @@ def test_learning_rates_are_those_of_large_models():
 
 def test_the_cache_is_named_by_all_that_shapes_the_policy(tmp_path, monkeypatch):
     cpu = torch.device("cpu")
-    key = lambda device=cpu, **changes: start.warmup_key(
-        tiny_config(tmp_path, **{"warmup_steps": 5, **changes}), device
-    )  # noqa: E731
+
+    def key(device: torch.device = cpu, **changes: Any) -> str:
+        return prepare.warm_start_key(tiny_config(tmp_path, **{"warmup_steps": 5, **changes}), device)
+
     names = {key(), key(torch.device("cuda"))}
-    for name, value in dict(
-        warmup_steps=6, warmup_batch=3, warmup_lr=1.0, seed=1, held_out=6, system_prompt="x", threads=2, toy_questions=25, toy_hidden=24,
-    ).items():  # fmt: skip
+    changes = dict(
+        warmup_steps=6, warmup_lr=1.0, seed=1, held_out=6, system_prompt="x", threads=2, toy_questions=25,
+        toy_reasoning=0.5, toy_skill_steps=7,
+    )  # fmt: skip
+    for name, value in changes.items():
         names.add(key(**{name: value}))
-    for module in (
-        toy,
-        warmup,
-        start,
-        questions_module,
-        policy_module,
-    ):  # its demonstrations, training, phases, sums, encoding
-        with monkeypatch.context() as patched:
-            other = tmp_path / "other.py"
-            other.write_bytes(Path(module.__file__).read_bytes() + b"#")
-            patched.setattr(module, "__file__", str(other))
-            names.add(key())
-    assert len(names) == 2 + 9 + 5
+    with (
+        monkeypatch.context() as patched
+    ):  # its demonstrations, training and size are code, which the version stands for
+        patched.setattr(prepare, "WARM_START_VERSION", prepare.WARM_START_VERSION + 1)
+        names.add(key())
+    assert len(names) == 2 + len(changes) + 1
     assert key() == key(lr=1.0) == key(steps=9) == key(train_batch_tokens=1) == key(optimizer="adamw16")
 
 
 def test_an_untrained_toy_has_no_cache_and_no_bar(tmp_path, capsys):
-    policy = start.start_policy(tiny_config(tmp_path), torch.device("cpu"), StopRequest(), torch.float32)
+    policy = prepare.warmed_up_toy(tiny_config(tmp_path), [], torch.device("cpu"), StopRequest())
     assert not (tmp_path / ".warmup").exists() and "warm-up" not in capsys.readouterr().err
-    pairs = zip(policy.model.parameters(), tiny_toy().model.parameters(), strict=True)
+    pairs = zip(policy.model.parameters(), toy.build_policy(seed=0).model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)

@@ -1,21 +1,18 @@
-"""Stage 1 of the answer checker: characters -> tokens.
-
-    characters -> tokens (this file) -> tree (cursor, commands, expressions, latex) -> number (arithmetic, values)
-    -> equal or not (reals, comparison, equality) -> verdict (checker)
+r"""Characters -> tokens.
 
 `tokenize` takes an answer as people and models write it (LaTeX, plain text, unicode, code-like `2*x**3`) and
-gives a flat list of `Token`s in one spelling: `\\dfrac`, `\\tfrac` and `\\cfrac` all become `frac`; `\\leqslant`,
-`≤` and `<=` all become `<=`; layout (spacing, sizes, colours, fonts, `\\left`, dollar signs) is gone.
+gives a flat list of `Token`s in one spelling: `\dfrac`, `\tfrac` and `\cfrac` all become `frac`; `\leqslant`,
+`≤` and `<=` all become `<=`; layout (spacing, sizes, colours, fonts, `\left`, dollar signs) is gone.
 Everything that means something is kept: what has no meaning here becomes a token of kind "bad", on which the
 parser fails. Nothing is dropped in silence and nothing is ever executed.
 
 Token kinds
     based  a numeral with letters in a stated base, `3A7_16`
     num    a numeral; `value` is its exact rational value, `text` its digits as written without separators
-    name   one letter or a symbol command (`x`, `\\alpha`, `\\hbar`): a mathematical symbol
+    name   one letter or a symbol command (`x`, `\alpha`, `\hbar`): a mathematical symbol
     word   a run of two or more bare letters (`ab`, `yes`, `cm`): the parser decides what it is
-    text   a word of a `\\text{...}`-like command, in lower case if it is longer than one letter
-    roman  one letter of a `\\text{...}`-like command: a unit, a symbol or a choice
+    text   a word of a `\text{...}`-like command, in lower case if it is longer than one letter
+    roman  one letter of a `\text{...}`-like command: a unit, a symbol or a choice
     cmd    a known command or function (`frac`, `sqrt`, `sin`, `pi`, `begin`)
     op     a sign: + - * / ^ _ ( ) [ ] { } | , ; : = < > <= >= != ~= -> in cup cap setminus % deg ' ! pm mp ...
     bad    anything unknown
@@ -28,6 +25,8 @@ import re
 import unicodedata
 from fractions import Fraction
 from typing import NamedTuple
+
+from nano_exgrpo.checker.functions import CALLED, FUNCTIONS, SPELLINGS
 
 MAX_CHARS = 4_000  # longer answers are compared as strings only
 MAX_EXPONENT = 5_000  # of e-notation: 1e5000 is built, 1e5001 is not
@@ -43,110 +42,20 @@ class Token(NamedTuple):
 
 # ---------------------------------------------------------------------------------------------- unicode -> LaTeX
 
-_UNICODE = {
-    "−": "-",
-    "–": "-",
-    "—": "-",
-    "‐": "-",
-    "‑": "-",
-    "‒": "-",
-    "×": r"\times ",
-    "·": r"\cdot ",
-    "⋅": r"\cdot ",
-    "∙": r"\cdot ",
-    "•": r"\cdot ",
-    "∗": "*",
-    "÷": "/",
-    "∕": "/",
-    "⁄": "/",
-    "±": r"\pm ",
-    "∓": r"\mp ",
-    "√": r"\sqrt ",
-    "∛": r"\sqrt[3]",
-    "∜": r"\sqrt[4]",
-    "∞": r"\infty ",
-    "≤": r"\le ",
-    "≥": r"\ge ",
-    "⩽": r"\le ",
-    "⩾": r"\ge ",
-    "≦": r"\le ",
-    "≧": r"\ge ",
-    "≠": r"\ne ",
-    "≈": r"\approx ",
-    "≃": r"\approx ",
-    "∼": r"\approx ",
-    "≡": r"\equiv ",
-    "→": r"\to ",
-    "∪": r"\cup ",
-    "∩": r"\cap ",
-    "∈": r"\in ",
-    "∉": r"\notin ",
-    "∅": r"\emptyset ",
-    "∖": r"\setminus ",
-    "ℝ": r"\mathbb{R}",
-    "ℤ": r"\mathbb{Z}",
-    "ℕ": r"\mathbb{N}",
-    "ℚ": r"\mathbb{Q}",
-    "ℂ": r"\mathbb{C}",
-    "°": r"\degree ",
-    "º": r"\degree ",
-    "˚": r"\degree ",
-    "′": "'",
-    "’": "'",
-    "‘": "'",
-    "″": "''",
-    "“": '"',
-    "”": '"',
-    "…": r"\ldots ",
-    "⋯": r"\ldots ",
-    "⌊": r"\lfloor ",
-    "⌋": r"\rfloor ",
-    "⌈": r"\lceil ",
-    "⌉": r"\rceil ",
-    "∠": r"\angle ",
-    "△": r"\triangle ",
-    "⟨": r"\langle ",
-    "⟩": r"\rangle ",
-    "∣": "|",
-    "∑": r"\sum ",
-    "∏": r"\prod ",
-    "∫": r"\int ",
-    "ℏ": r"\hbar ",
-    "∀": r"\forall ",
-    "∂": r"\partial ",
-    "∇": r"\nabla ",
-    "¢": r"\text{ cents}",
-    "€": r"\text{€}",
-    "£": r"\text{£}",
-    "¥": r"\text{¥}",
-    "，": ",",
-    "；": ";",
-    "：": ":",
-    "。": ".",
-    "、": ",",
-    "％": r"\%",
-    "℃": r"\degree C",
-    "℉": r"\degree F",
-    "⊤": r"\top ",
-    "\u2003": " ",
-    "\u00a0": r"\,",
-    "\u2009": r"\,",
-    "\u202f": r"\,",
-    "\u2007": r"\,",
-    "\u200a": r"\,",
-    "\u2005": r"\,",
-    "\u2006": r"\,",
-    "\u2008": r"\,",
-    "ϵ": r"\epsilon ",
-    "ϕ": r"\phi ",
-    "∆": r"\Delta ",
-    "Ω": r"\Omega ",
-    "µ": r"\mu ",
-}
+_COMMAND_SIGNS = """× times · cdot ⋅ cdot ∙ cdot • cdot ± pm ∓ mp √ sqrt ∞ infty ≤ le ≥ ge ⩽ le ⩾ ge ≦ le ≧ ge ≠ ne
+≈ approx ≃ approx ∼ approx ≡ equiv → to ∪ cup ∩ cap ∈ in ∉ notin ∅ emptyset ∖ setminus ° degree º degree ˚ degree
+… ldots ⋯ ldots ⌊ lfloor ⌋ rfloor ⌈ lceil ⌉ rceil ∠ angle △ triangle ⟨ langle ⟩ rangle ∑ sum ∏ prod ∫ int ℏ hbar
+∀ forall ∂ partial ∇ nabla ⊤ top ϵ epsilon ϕ phi ∆ Delta Ω Omega µ mu""".split()
 _GREEK_NAMES = (
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau "
     "upsilon phi chi psi omega"
 ).split()
+_UNICODE = dict(zip("−–—‐‑‒∗÷∕⁄∣，、；：。“”\u2003", '------*///|,,;:."" ')) | dict.fromkeys("′’‘", "'")
+_UNICODE |= {sign: f"\\{name} " for sign, name in zip(_COMMAND_SIGNS[::2], _COMMAND_SIGNS[1::2])}
+_UNICODE |= dict.fromkeys("\u00a0\u2009\u202f\u2007\u200a\u2005\u2006\u2008", r"\,")
+_UNICODE |= {sign: rf"\mathbb{{{letter}}}" for sign, letter in zip("ℝℤℕℚℂ", "RZNQC")}
+_UNICODE |= {"∛": r"\sqrt[3]", "∜": r"\sqrt[4]", "″": "''", "％": r"\%", "℃": r"\degree C", "℉": r"\degree F"}
+_UNICODE |= {"¢": r"\text{ cents}"} | {sign: rf"\text{{{sign}}}" for sign in "€£¥"}
 for _name in _GREEK_NAMES:
     for _case, _latex in (("SMALL", _name), ("CAPITAL", _name.capitalize())):
         _official = "LAMDA" if _name == "lambda" else _name.upper()
@@ -184,133 +93,46 @@ def to_ascii(text: str) -> str:
 # ------------------------------------------------------------------------------------------------- what is written
 
 
-def _table(**spellings: str) -> dict[str, str]:
-    """spelling -> canonical name, from canonical="spelling spelling ..."."""
-    return {spelling: canonical for canonical, line in spellings.items() for spelling in line.split()}
-
-
-_OPS = {  # commands that are signs
-    **dict.fromkeys("le leq leqslant leqq".split(), "<="),
-    **dict.fromkeys("ge geq geqslant geqq".split(), ">="),
-    **dict.fromkeys("ne neq".split(), "!="),
-    "lt": "<",
-    "gt": ">",
-    "in": "in",
-    "notin": "notin",
-    **dict.fromkeys("approx simeq sim cong thickapprox doteq".split(), "~="),
-    "equiv": "==",
-    **dict.fromkeys("to rightarrow mapsto longrightarrow".split(), "->"),
-    **dict.fromkeys("implies Rightarrow Longrightarrow iff Leftrightarrow".split(), "=>"),
-    "cup": "cup",
-    "cap": "cap",
-    **dict.fromkeys("setminus backslash smallsetminus".split(), "setminus"),
-    **dict.fromkeys("times cdot ast".split(), "*"),
-    "div": "/",
-    "slash": "/",
-    "pm": "pm",
-    "mp": "mp",
-    "{": r"\{",
-    "}": r"\}",
-    "lbrace": r"\{",
-    "rbrace": r"\}",
-    "langle": "(",
-    "rangle": ")",
-    "lbrack": "[",
-    "rbrack": "]",
-    "lparen": "(",
-    "rparen": ")",
-    **dict.fromkeys("lvert rvert vert mid | Vert lVert rVert".split(), "|"),
-    "lfloor": "lfloor",
-    "rfloor": "rfloor",
-    "lceil": "lceil",
-    "rceil": "rceil",
-    "%": "%",
-    "degree": "deg",
-    "circ": "circ",
-    "prime": "'",
-    "colon": ":",
-    **dict.fromkeys("ldots dots cdots dotsc dotsb".split(), "..."),
-    "&": "&",
-    "_": "_",
-    ".": ".",
-    "land": "and",
-    "wedge": "and",
-    "lor": "or",
-    "vee": "or",
-    "top": "top",
-    "intercal": "top",
+_SIGN_NAMES = {  # sign -> the commands for it
+    "<=": "le leq leqslant leqq",
+    ">=": "ge geq geqslant geqq",
+    "!=": "ne neq",
+    "~=": "approx simeq sim cong thickapprox doteq",
+    "->": "to rightarrow mapsto longrightarrow",
+    "=>": "implies Rightarrow Longrightarrow iff Leftrightarrow",
+    "setminus": "setminus backslash smallsetminus",
+    "*": "times cdot ast *",
+    "/": "div slash",
+    r"\{": "{ lbrace",
+    r"\}": "} rbrace",
+    "(": "langle lparen",
+    ")": "rangle rparen",
+    "|": "lvert rvert vert mid",
+    "||": "| Vert lVert rVert",
+    "...": "ldots dots cdots dotsc dotsb",
+    "and": "land wedge",
+    "or": "lor vee",
+    "top": "top intercal",
 }
-_SYMBOLS = {
-    *_GREEK_NAMES,
-    *(n.capitalize() for n in _GREEK_NAMES),
-    "hbar",
-    "ell",
-    "odot",
-    "mho",
-    "partial",
-    "nabla",
-    "star",
-    "Re",
-    "Im",
-    "imath",
-    "jmath",
-    "oplus",
-    "otimes",
-    "perp",
-    "parallel",
-    "triangle",
-    "square",
-} - {"pi"}
-FUNCTIONS = set(
-    "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch "
-    "arcsinh arccosh "
-    "arctanh cis ln log lg exp sqrt cbrt min max gcd lcm det factorial binom floor ceil abs sgn arg".split()
+_OPS = {name: sign for sign, names in _SIGN_NAMES.items() for name in names.split()}
+_OPS |= dict(lt="<", gt=">", equiv="==", lbrack="[", rbrack="]", degree="deg", prime="'", colon=":")
+_OPS |= {name: name for name in "in notin cup cap pm mp lfloor rfloor lceil rceil % & _ .".split()}
+_SYMBOLS = {*_GREEK_NAMES, *(name.capitalize() for name in _GREEK_NAMES)} - {"pi"} | set(
+    "hbar ell odot mho partial nabla star Re Im imath jmath oplus otimes perp parallel triangle square".split()
 )
-_COMMANDS = FUNCTIONS | set(
-    "pi infty emptyset frac overline overrightarrow hat dot ddot tilde sum prod int lim angle choose "
-    "pmod bmod mod over reals".split()
-)
-_ALIASES = _table(
-    frac="dfrac tfrac cfrac nicefrac sfrac",
-    binom="dbinom tbinom",
-    emptyset="varnothing",
-    overline="overbar bar",
-    hat="widehat",
-    tilde="widetilde",
-    csc="cosec",
-    cot="ctg",
-    tan="tg",
-    arctan="arctg atan",
-    arcsin="asin",
-    arccos="acos",
-    arcsinh="asinh arsinh",
-    arccosh="acosh arcosh",
-    arctanh="atanh artanh",
-    infty="infinity inf oo",
-    int="iint oint",
-    sgn="sign",
-    ceil="ceiling",
-    lim="limit",
-    angle="measuredangle",
-    epsilon="varepsilon",
-    phi="varphi",
-    theta="vartheta",
-    rho="varrho",
-    sigma="varsigma",
-    pi="varpi",
-    reals="R Reals real",
-)
+_VARIANTS = {"var" + name: name for name in "epsilon phi theta rho sigma".split()}
+_UNIT_SIGNS = "€£¥Å"
+_QUANTITIES = set("Var Cov Corr Pr Area area Perimeter perimeter Volume volume rank tr dim deg ord".split())
 # Plain-text names that are read without a backslash (`2*pi*r`, `sqrt(5)`, `np.arcsin(x)`).
-_BARE = {name: name for name in FUNCTIONS | {"pi"}}
-_BARE |= {spelling: name for spelling, name in _ALIASES.items() if name in FUNCTIONS or name == "infty"}
-_BARE |= {name: name for name in ("theta", "alpha", "beta", "gamma", "lambda", "omega", "sigma", "delta")}
+_BARE = {name: name for name in CALLED | {"pi", "inf"} | set("theta alpha beta gamma lambda omega sigma delta".split())}
+_BARE |= {spelling: name for spelling, name in SPELLINGS.items() if name in CALLED or name == "inf"}
 # ... and those of them that are also found inside a run of letters (`xsinx`, `2pir`).
-_NEVER_INSIDE = set("oo inf min max cis arg sign det abs lg tg".split())
+_NEVER_INSIDE = set("oo inf min max cis arg sign det abs Abs lg tg".split())
 _INSIDE = re.compile("|".join(sorted(set(_BARE) - _NEVER_INSIDE, key=len, reverse=True)))
 _LAYOUT = set(
     "displaystyle textstyle scriptstyle left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl "
     "biggr Biggl Biggr limits nolimits mathbf boldsymbol bm mathit mathsf mathcal mathscr mathfrak "
-    "mathnormal vec underline ensuremath mathop pmb Large large small bf it rm sf bold "
+    "mathnormal underline ensuremath mathop pmb Large large small bf it rm sf bold "
     "boldmath mathord mathrel mathbin mathopen mathclose therefore because nonumber notag hfill hline "
     "centering boxed fbox framebox quad qquad enspace thinspace medspace thickspace negthinspace "
     "nobreakspace checkmark".split()
@@ -356,6 +178,7 @@ _OPEN = re.compile(r"\s*(?:\[[^\]]*\]\s*)?\{")
 _SKIP = re.compile(r"[\s~$`\"]+")
 _BASED = re.compile(r"((?=[A-F]*\d)(?=\d*[A-F])[\dA-F]+)\s*_\s*(?:\{\s*(1[1-6])\s*\}|(1[1-6])(?!\d))")
 _BARE_LETTER = re.compile(r"\s+([A-Za-z])(?![A-Za-z])")
+_PHRASE = re.compile(r"(?:of|\w{3}) [a-z]{3}")  # red marbles, of the cake
 _BLACKBOARD = re.compile(r"\s*\{?\s*([A-Z])\s*\}?")
 _NEGATED = re.compile(r"\s*(=|\\in\b)")
 _ROW_SPACE = re.compile(r"\s*\[\s*-?[\d.]+\s*[a-z]{2}\s*\]")
@@ -370,6 +193,7 @@ class _Lexer:
         self.text, self.lists, self.depth = text, lists, depth
         self.numeral = _NUMERAL_LIST if lists else _NUMERAL
         self.at = 0
+        self.counting = False  # inside the words of a counted noun
         self.out: list[Token] = []
 
     def run(self) -> list[Token]:
@@ -394,7 +218,7 @@ class _Lexer:
                 self.add("op", {"**": "^", "==": "="}.get(sign, sign))
             else:
                 self.at += 1
-                self.add("text" if char in "€£¥" else "bad", char)
+                self.add("text" if char in _UNIT_SIGNS else "bad", char)
         return self.out
 
     def add(self, kind: str, text: str) -> None:
@@ -436,7 +260,11 @@ class _Lexer:
         self.out.append(Token("num", text, value, 0 if text == whole else len((whole + decimals).lstrip("0"))))
 
     def read_letters(self, run: str) -> None:
-        after_number = self.out[-1:] and self.out[-1].kind == "num" and self.text[self.at - 1] == " "
+        before = self.out[-1].kind if self.out and self.text[self.at - 1] == " " else ""
+        starts_noun = (
+            len(run) > 2 and run.istitle() or run.islower() and (len(run) > 3 or _PHRASE.match(self.text, self.at))
+        )
+        self.counting = before == "text" if self.counting else before == "num" and has_vowel(run) and bool(starts_noun)
         self.at += len(run)
         if len(run) == 1:
             self.add("name", run)
@@ -444,10 +272,12 @@ class _Lexer:
             self.add("op", run)
         elif run in _BARE:
             self.out.append(_command(_BARE[run]))
+        elif run in _QUANTITIES and self.text[self.at : self.at + 1] in ("(", "["):
+            self.out.append(Token("text", run.lower(), written=run))
         elif run == "np" and self.text[self.at : self.at + 1] == ".":
             self.at += 1
-        elif after_number and len(run) > 3 and run.islower() and any(c in "aeiou" for c in run):
-            self.add("text", run)  # "12 students": a word, not a product
+        elif self.counting:  # "12 students", "6 cups of flour": words, not products
+            self.out.append(Token("text", run.lower(), written=run))
         else:
             self.add("word", run)
 
@@ -467,23 +297,18 @@ class _Lexer:
             self.at += 1
         elif name == "mathbb":
             letter = self.step(_BLACKBOARD)
-            self.out.append(
-                Token("bad", name)
-                if letter is None
-                else _command("reals")
-                if letter[1] == "R"
-                else Token("name", f"\\mathbb{letter[1]}")
-            )
+            symbol = Token("name", f"\\mathbb{letter[1]}") if letter else Token("bad", name)
+            self.out.append(_command("reals") if letter and letter[1] == "R" else symbol)
         elif name in ("\\", "cr"):
             self.step(_ROW_SPACE)
             self.add("op", "\\\\")
         elif name == "not":
             negated = self.step(_NEGATED)
-            self.out.append(
-                Token("bad", name) if negated is None else Token("op", "!=" if negated[1] == "=" else "notin")
-            )
-        elif name in ("$", "forall"):
-            self.add("text", {"forall": "for"}.get(name, name))
+            self.add("op" if negated else "bad", ("!=" if negated[1] == "=" else "notin") if negated else name)
+        elif name == "AA" or name == "mathring" and (self.argument() or "").strip("{} ").endswith("A"):
+            self.add("text", "Å")
+        elif name in ("$", "forall", "dim", "rank", "Pr"):
+            self.add("text", {"forall": "for"}.get(name, name.lower()))
         elif name not in _LAYOUT:
             self.out.append(_command(name))
 
@@ -493,7 +318,7 @@ class _Lexer:
         content = bare[1] if bare else self.argument()
         if content is None or self.depth == MAX_TEXT_DEPTH:
             return self.add("bad", command)
-        if (command == "operatorname" or content.strip() == "cis") and _BARE.get(content.strip()) in FUNCTIONS:
+        if (command == "operatorname" or content.strip() == "cis") and _BARE.get(content.strip()) in CALLED:
             return self.out.append(_command(_BARE[content.strip()]))
         for token in _Lexer(content.replace("~", " "), self.lists, self.depth + 1).run():
             if token.kind == "word" or token.kind == "cmd" and token.text in ("min", "max", "sec", "det", "sgn"):
@@ -505,12 +330,17 @@ class _Lexer:
 
 def _command(name: str) -> Token:
     """The token of a command without its backslash."""
-    name = _ALIASES.get(name, name)
+    name = SPELLINGS.get(name) or _VARIANTS.get(name, name)
     if name in _OPS:
         return Token("op", _OPS[name])
     if name in _SYMBOLS:
         return Token("name", "\\" + name)
-    return Token("cmd", name) if name in _COMMANDS else Token("bad", "\\" + name)
+    known = name in FUNCTIONS and FUNCTIONS[name].reading
+    return Token("cmd", name) if known else Token("bad", "\\" + name)
+
+
+def has_vowel(word: str) -> bool:
+    return any(letter in "aeiouy" for letter in word.lower())
 
 
 def split_word(word: str) -> list[Token]:
@@ -526,6 +356,10 @@ def split_word(word: str) -> list[Token]:
 
 # ----------------------------------------------------------------------------------------------------- the interface
 
+_NORM = re.compile(
+    r"(?:\||\\lvert)\s*\\(?:vec|mathbf|boldsymbol)\s*\{?\s*([A-Za-z])\s*\}?\s*(?:\\right|)(?:\||\\rvert)"
+)  # |\vec v| is no |x|
+_SECONDS = re.compile(r"(?<=\d)\s?\"")  # 36"
 _ANSWER_PREFIX = re.compile(
     r"\s*(\\text(?:bf)?\s*\{)?\s*(?:the\s+)?(?:final\s+|correct\s+)?"
     r"answer\s*(?:is\b|:|=)+\s*:?\s*",
@@ -538,8 +372,9 @@ _LIST = re.compile(
 )  # (100,200)
 _CHOOSE = re.compile(r"(?<![\w})])(?:\{\})?[_^]\{?(\d+)\}?\s*\{?C\}?_\{?(\d+)\}?")  # _8C_3
 _DOLLARS = re.compile(r"\bUS\s?(?=\\?\$)")  # US$5
+_CIRC = re.compile(r"\^\s*(?:\{\s*\\circ(?![a-zA-Z])\s*([^{}]*)\}|\\circ(?![a-zA-Z]))")  # degrees
 _POINT = re.compile(r"(?<=\d)\{([.:])\}(?=\d)")  # 1{.}5, 9{:}05
-_QUOTED = re.compile(r"(\*\*|'|\*|__|_)([^*'_]+)\1")
+_QUOTED = re.compile(r"(\*{1,3}|'|_{1,3})([^*'_]+)\1")
 _WORD_SIGNS = {
     **dict.fromkeys(("percent", "percents", "percentage", "pct"), "%"),
     **dict.fromkeys(("degree", "degrees"), "deg"),
@@ -559,31 +394,24 @@ def tokenize(text: str, lists: bool = False) -> list[Token]:
     if (prefix := _ANSWER_PREFIX.match(text)) and prefix.end() < len(text):
         text = (prefix[1] or "") + text[prefix.end() :]
     text = _TIMES.sub(r"\1*\2", _MERIDIEM.sub(r"\1m", text))
+    text = _NORM.sub(r"\\|\1\\|", _SECONDS.sub("''", text) if "'" in text else text)
     text = _CHOOSE.sub(r"\\binom{\1}{\2}", _LIST.sub(lambda found: found[0].replace(",", ", "), text))
     text = _POINT.sub(r"\1", _DOLLARS.sub("", text))
     if quoted := _QUOTED.fullmatch(text):
         text = quoted[2]
     tokens: list[Token] = []
-    closes = False  # whether the "}" of ^{\circ} is still to come
-    for token in _Lexer(text, lists).run():
+    for token in _Lexer(_CIRC.sub(r"\\degree \1", text) if "circ" in text else text, lists).run():
         if token.kind in ("text", "word") and token.text in _WORD_SIGNS:
             token = Token("op", _WORD_SIGNS[token.text])
-        elif token.text == "circ":  # ^\circ and ^{\circ} are degrees
-            closes = [t.text for t in tokens[-2:]] == ["^", "{"]
-            if not closes and (not tokens or tokens[-1].text != "^"):
-                token = Token("bad", "circ")
-            else:
-                del tokens[-2 if closes else -1 :]
-                token = Token("op", "deg")
-        elif closes and token.text == "}":
-            closes = False
-            continue
         elif token.text == "}" and tokens and tokens[-1].text == "{" and token.kind == tokens[-1].kind == "op":
             tokens.pop()  # x^2{}y
             continue
         tokens.append(token)
     while tokens and tokens[-1].text in (".", ",", ";"):
         tokens.pop()
+    words = tokens[1:-1] if tokens and tokens[0].text == "{" and tokens[-1].text == "}" else []
+    if words and all(t.kind in ("text", "word") for t in words):  # {\rm odd}
+        tokens = words
     if sum(t.kind == "word" for t in tokens) > 1 and all(t.kind == "word" and len(t.text) > 1 for t in tokens):
         tokens = [Token("text", t.text.lower()) for t in tokens]  # "all real numbers" is no product
     return tokens + [Token("end", "")]

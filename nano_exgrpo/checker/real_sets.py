@@ -11,24 +11,10 @@ from __future__ import annotations
 from fractions import Fraction
 from functools import cmp_to_key
 
-from nano_exgrpo.checker.arithmetic import Undefined
+from nano_exgrpo.checker import tree
 from nano_exgrpo.checker.evaluator import Evaluator, close
-from nano_exgrpo.checker.tree import (
-    INEQUALITIES,
-    Node,
-    Num,
-    Op,
-    Rel,
-    Seq,
-    Sym,
-    absolute_values,
-    contents,
-    infinity,
-    is_constant,
-    is_label,
-    replaced,
-    symbols,
-)
+from nano_exgrpo.checker.functions import Undefined
+from nano_exgrpo.checker.tree import Node, Num, Op, Rel, Seq, Sym
 
 MAX_PIECES = 64
 
@@ -50,10 +36,10 @@ class RealLine:
         if isinstance(node, Op):
             return node.head in ("cup", "cap", "setminus", "reals")
         if isinstance(node, Rel):
-            return bool(set(node.ops) & (INEQUALITIES | {"in"}))
+            return bool(set(node.ops) & (tree.INEQUALITIES | {"in"}))
         if isinstance(node, Seq):
             if node.kind == "tuple":
-                return len(node.items) == 2 and (node.ends != "()" or any(infinity(item) for item in node.items))
+                return len(node.items) == 2 and (node.ends != "()" or any(tree.infinity(item) for item in node.items))
             return len(node.items) > 1 and all(self.is_real_set(item) for item in node.items)
         return False
 
@@ -82,9 +68,9 @@ class RealLine:
             if len(node.items) != 2 or not all(isinstance(item, Num | Sym | Op) for item in node.items):
                 return None
             low, high = node.items
-            if infinity(low) > 0 or infinity(high) < 0:
+            if tree.infinity(low) > 0 or tree.infinity(high) < 0:
                 return None
-            low, high = (None if infinity(end) else end for end in (low, high))
+            low, high = (None if tree.infinity(end) else end for end in (low, high))
             return None, [(low, node.ends[0] == "[", high, node.ends[1] == "]")]
         if len(node.items) > MAX_PIECES:
             return None
@@ -109,13 +95,13 @@ class RealLine:
     def finite(self, node: Node) -> tuple[None, list[Piece]] | None:
         """The set of a constant, or of those in a list."""
         items = node.items if isinstance(node, Seq) and node.kind in ("list", "set") else [node]
-        if not all(map(is_constant, items)) or len(items) > MAX_PIECES:
+        if not all(map(tree.is_constant, items)) or len(items) > MAX_PIECES:
             return None
         return None, self.union([(item, True, item, True) for item in items])
 
     def point(self, node: Node) -> tuple[None, list[Piece]] | None:
         """The set of one number, written `{1}` without backslashes or as `except 1`."""
-        return (None, [(node, True, node, True)]) if is_constant(node) else None
+        return (None, [(node, True, node, True)]) if tree.is_constant(node) else None
 
     def solution(self, rel: Rel) -> tuple[str | None, list[Piece]] | None:
         """The solution set of `x > 2`, `0 < x <= 3`, `|x| >= 5`, `2x + 1 < 5`, `x != 1`, `x in (0, 1)`, `x = 3`."""
@@ -123,16 +109,16 @@ class RealLine:
         if ops == ["in"]:
             found = self.real_set(terms[1])
             return found and (str(terms[0]), found[1])
-        if not set(ops) <= INEQUALITIES | {"="}:
+        if not set(ops) <= tree.INEQUALITIES | {"="}:
             return None
         if len(terms) == 2:
             left, right, op = terms[0], terms[1], ops[0]
-            if is_label(right) and not is_label(left) or not symbols(left):
+            if tree.is_label(right) and not tree.is_label(left) or not tree.symbols(left):
                 left, right, op = right, left, FLIPPED[op]
             if (bars := self.alone(left, right)) is not None and bars != left:  # 2|x + 4| - 6 < 0
-                isolated = self.isolate(*(replaced(side, bars, Sym("|")) for side in (left, right)))
+                isolated = self.isolate(*(tree.replaced(side, bars, Sym("|")) for side in (left, right)))
                 return isolated and self.solution(Rel([bars, isolated[1]], [FLIPPED[op] if isolated[2] else op]))
-            if isinstance(left, Op) and left.head == "abs" and symbols(left):
+            if isinstance(left, Op) and left.head == "abs" and tree.symbols(left):
                 inner, minus = left.args[0], Op("neg", (right,))
                 if op in ("<", "<="):
                     return self.solution(Rel([minus, inner, right], [op, op]))
@@ -145,7 +131,7 @@ class RealLine:
                 return self.quadratic(left, op, right)
             variable, bound, flips = solved
             op = FLIPPED[op] if flips else op
-            if infinity(bound):
+            if tree.infinity(bound):
                 bound = None
             return variable, {
                 "<": [(None, False, bound, False)],
@@ -172,14 +158,14 @@ class RealLine:
 
     def alone(self, left: Node, right: Node) -> Op | None:
         """The only absolute value in an inequality, if no symbol stands outside of it."""
-        found = [node for side in (left, right) for node in absolute_values(side)]
-        if len(found) != 1 or symbols(right) or symbols(replaced(left, found[0], Num(Fraction(0)))):
+        found = [node for side in (left, right) for node in tree.absolute_values(side)]
+        if len(found) != 1 or tree.symbols(right) or tree.symbols(tree.replaced(left, found[0], Num(Fraction(0)))):
             return None
-        return found[0] if symbols(found[0]) else None
+        return found[0] if tree.symbols(found[0]) else None
 
     def isolate(self, left: Node, right: Node) -> tuple[str, Node, bool] | None:
         """(x, c, whether the relation turns) for `left op right` as `x op c`; None if not linear in one symbol."""
-        if is_label(left) and not (symbols(left) & symbols(right)):
+        if tree.is_label(left) and not (tree.symbols(left) & tree.symbols(right)):
             return str(left), right, False
         found = self.polynomial(left, right)
         if found is None or found[1] != 0:
@@ -189,11 +175,11 @@ class RealLine:
 
     def polynomial(self, left: Node, right: Node) -> tuple[str, Fraction, Fraction, Fraction] | None:
         """(x, a, b, c) if left - right is a x^2 + b x + c with rational numbers a, b, c; None if it is not."""
-        names = symbols(left) | symbols(right)
+        names = tree.symbols(left) | tree.symbols(right)
         if len(names) != 1 or not isinstance(left, Num | Sym | Op) or not isinstance(right, Num | Sym | Op):
             return None
         name = next(iter(names))
-        if not (contents(left)[1] | contents(right)[1]) <= POLYNOMIAL:
+        if not (tree.contents(left)[1] | tree.contents(right)[1]) <= POLYNOMIAL:
             return None
         difference = Op("+", (left, Op("neg", (right,))))
         try:
@@ -234,7 +220,7 @@ class RealLine:
         Raises:
             Undefined: one of them is not a real constant.
         """
-        if symbols(a) or symbols(b):
+        if tree.symbols(a) or tree.symbols(b):
             if a == b:
                 return 0
             raise Undefined("ends of intervals with symbols cannot be ordered")

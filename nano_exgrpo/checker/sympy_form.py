@@ -18,9 +18,9 @@ from functools import cache, reduce
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from nano_exgrpo.checker.arithmetic import Undefined
-from nano_exgrpo.checker.cursor import ParseError
 from nano_exgrpo.checker.evaluator import Evaluator
+from nano_exgrpo.checker.functions import FUNCTIONS, Undefined
+from nano_exgrpo.checker.parser import ParseError
 from nano_exgrpo.checker.tree import TRANSPOSED, Based, Matrix, Node, Num, Op, Rel, Seq, Sym, infinity
 
 if TYPE_CHECKING:
@@ -34,24 +34,6 @@ MAX_POWER = 8  # ... of a sum
 MAX_SIMPLE = 4  # terms, and symbols, of an argument of functions that look for factors or signs
 DIGITS = 100  # to which a canonical difference may be computed
 
-_FUNCTIONS = {  # head: sympy's name
-    **{name: name for name in "sin cos tan cot sec csc sinh cosh tanh coth sech csch exp arg factorial2".split()},
-    **{"arc" + name: "a" + name for name in "sin cos tan cot sec csc sinh cosh tanh".split()},
-    "conj": "conjugate",
-    "ln": "log",
-    "log": "log",
-    "abs": "Abs",
-    "sgn": "sign",
-    "min": "Min",
-    "max": "Max",
-    "floor": "floor",
-    "ceil": "ceiling",
-    "mod": "Mod",
-    "factorial": "factorial",
-    "binom": "binomial",
-    "gcd": "gcd",
-    "lcm": "lcm",
-}
 _SEARCHING = {"abs", "sgn", "arg", "min", "max", "mod", "floor", "ceil"}
 _WHOLE = {"factorial": 1_000, "factorial2": 1_000, "binom": 2_000, "gcd": math.inf, "lcm": math.inf}  # largest argument
 _RELATIONS = {"=": "Eq", "!=": "Ne", "<": "Lt", ">": "Gt", "<=": "Le", ">=": "Ge"}
@@ -139,8 +121,10 @@ class _Builder:
             return self.opaque(head, *args)
         if head == "i" and "i" in self.bound:
             return self.symbol("i")
-        if head in ("pi", "e", "i", "inf", "reals"):
-            return {"pi": sympy.pi, "e": sympy.E, "i": sympy.I, "inf": sympy.oo, "reals": sympy.S.Reals}[head]
+        if head == "reals":
+            return sympy.S.Reals
+        if not args and head in FUNCTIONS and FUNCTIONS[head].sympy:
+            return getattr(sympy, FUNCTIONS[head].sympy)
         if head == "^" and args[1] in TRANSPOSED and isinstance(args[0], Matrix):
             return self.build(args[0]).T
         values = [self.build(arg) for arg in args]
@@ -195,7 +179,8 @@ class _Builder:
         return base**exponent
 
     def function(self, head: str, args: tuple, values: list) -> sympy.Expr:
-        if head not in _FUNCTIONS or not all(isinstance(value, self.sympy.Expr) for value in values):
+        name = FUNCTIONS[head].sympy if head in FUNCTIONS else ""
+        if not name or not all(isinstance(value, self.sympy.Expr) for value in values):
             raise NoForm(f"sympy has no form for {head!r}")
         if self.bits(*values) > MAX_ROOT_BITS or len(values) > 6:
             raise NoForm(f"too large an argument of {head}")
@@ -224,10 +209,10 @@ class _Builder:
             raise NoForm(f"{head} of a long expression")
         if head in ("gcd", "lcm"):
             return self.sympy.Integer(getattr(math, head)(*map(int, values)))
-        return getattr(self.sympy, _FUNCTIONS[head])(*values)
+        return getattr(self.sympy, name)(*values)
 
     def is_simple(self, form: sympy.Expr) -> bool:
-        """Whether an expression is short and of low degree, so that sympy's search for common factors and signs in it is."""
+        """Whether an expression is short and of low degree. Then sympy soon finds its common factors and signs."""
         powers = form.atoms(self.sympy.Pow)
         return (
             _terms(form) <= MAX_SIMPLE

@@ -11,8 +11,6 @@ from fractions import Fraction
 
 from nano_exgrpo.checker.units import SINGLE_LETTERS, Unit, product
 
-MAX_ENTRIES = 64  # of a matrix
-
 
 @dataclass(slots=True)
 class Num:
@@ -79,12 +77,15 @@ class Based:
 
 @dataclass(slots=True)
 class Ratio:
-    """`3:4`, `1:2:3` or a time, `7:30`."""
+    """`3:4`, `1:2:3` or a time, `7:30`; `clock`: 1 if it may be a time by its digits, 2 if it must be (`3:05`)."""
 
     parts: list
+    clock: int = 0
 
 
 INEQUALITIES = {"<", ">", "<=", ">=", "!="}
+FUNCTION_LETTERS = set("fghFG")  # f(x) is never f times x
+TRIGONOMETRIC = {"sin", "cos", "tan", "cot", "sec", "csc"}
 TRANSPOSED = (Sym("T"), Sym("\\top"))  # exponents
 Node = Num | Sym | Op | Seq | Rel | Matrix | Quantity | Based | Ratio
 
@@ -121,13 +122,13 @@ def rebuilt(node: Node, change: Callable[[Node], Node]) -> Node:
         case Matrix():
             return Matrix([[change(cell) for cell in row] for row in node.rows])
         case Ratio():
-            return Ratio([change(part) for part in node.parts])
+            return Ratio([change(part) for part in node.parts], node.clock)
         case Quantity():
             return Quantity(change(node.value), node.unit)
     return node
 
 
-def show(node: Node | str) -> str:
+def drawn(node: Node | str) -> str:
     """A tree in one line, operators first: `(+ (^ x 2) 1)`."""
     match node:
         case Num():
@@ -135,19 +136,19 @@ def show(node: Node | str) -> str:
         case Sym():
             return node.name
         case Op():
-            return f"({' '.join([node.head, *map(show, node.args)])})" if node.args else node.head
+            return f"({' '.join([node.head, *map(drawn, node.args)])})" if node.args else node.head
         case Seq():
             left, right = {"set": "{}", "tuple": node.ends}.get(node.kind, ("", ""))
-            return f"{node.kind}{left or '<'}{', '.join(map(show, node.items))}{right or '>'}"
+            return f"{node.kind}{left or '<'}{', '.join(map(drawn, node.items))}{right or '>'}"
         case Rel():
-            return show(node.terms[0]) + "".join(f" {op} {show(term)}" for op, term in zip(node.ops, node.terms[1:]))
+            return drawn(node.terms[0]) + "".join(f" {op} {drawn(term)}" for op, term in zip(node.ops, node.terms[1:]))
         case Matrix():
-            return "matrix[" + "; ".join(", ".join(map(show, row)) for row in node.rows) + "]"
+            return "matrix[" + "; ".join(", ".join(map(drawn, row)) for row in node.rows) + "]"
         case Ratio():
-            return "ratio<" + " : ".join(map(show, node.parts)) + ">"
+            return "ratio<" + " : ".join(map(drawn, node.parts)) + ">"
         case Quantity():
             unit = " ".join(f"{name}^{power}" for name, power in node.unit.dims) or "no dimension"
-            return f"{show(node.value)} [{unit}; factor {node.unit.factor}]"
+            return f"{drawn(node.value)} [{unit}; factor {node.unit.factor}]"
         case Based():
             return f"{node.digits} in base {node.base}"
     return str(node)
@@ -175,6 +176,12 @@ def contents(tree: Node) -> tuple[set[str], set[str]]:
             heads.add(node.head)
         stack += children(node)
     return names, heads
+
+
+def literals(node: Node) -> list[Fraction]:
+    """The numerals in a tree."""
+    found = [value for child in children(node) for value in literals(child)]
+    return [node.value, *found] if isinstance(node, Num) else found
 
 
 def symbols(tree: Node) -> set[str]:
@@ -214,6 +221,45 @@ def count_signs(node: Node) -> int:
     return (isinstance(node, Op) and node.head == "pm") + sum(map(count_signs, children(node)))
 
 
+def derivative_of(node: Node) -> tuple[str, int, str] | None:
+    """(y, order, x or "") of dy/dx, y', y'(x), \\dot y; None for all else."""
+    if isinstance(node, Sym):
+        name = node.name.rstrip("'")
+        dots = {"\\dot": 1, "\\ddot": 2}.get(name.partition(" ")[0], 0)
+        order = dots or len(node.name) - len(name)
+        return (name.partition(" ")[2] if dots else name, order, "") if order else None
+    if not isinstance(node, Op) or node.head != "call" or not isinstance(node.args[-1], Sym | Op):
+        return None
+    title, variable = node.args[0], node.args[-1]
+    if title != "d":
+        found = derivative_of(title) if isinstance(title, Sym) and isinstance(variable, Sym) else None
+        return found and (*found[:2], variable.name)
+    order, function = node.args[1:3]
+    if isinstance(function, Op) and function.head == "call":  # dy(t)/dt
+        function = function.args[0]
+    variable = variable.args[0] if isinstance(variable, Op) and variable.head == "^" else variable
+    if not all(isinstance(part, kind) for part, kind in ((order, Num), (function, Sym), (variable, Sym))):
+        return None
+    return function.name, int(order.value), variable.name
+
+
+def derivatives(node: Node) -> set[tuple[str, int, str]]:
+    """All derivatives in a tree."""
+    found = derivative_of(node)
+    return {found} if found else {d for child in children(node) for d in derivatives(child)}
+
+
+def primed(node: Node, functions: set[str]) -> Node:
+    """The tree of a differential equation with y' for each derivative and y for y(x)."""
+    found = derivative_of(node)
+    if found:
+        return Sym(found[0] + "'" * found[1])
+    if isinstance(node, Op) and node.head == "call" and isinstance(node.args[-1], Sym):
+        if isinstance(node.args[0], Sym) and node.args[0].name in functions:
+            return node.args[0]
+    return rebuilt(node, lambda child: primed(child, functions))
+
+
 # ------------------------------------------------------------------------------------------------ questions of form
 
 
@@ -231,7 +277,7 @@ def infinity(node: Node) -> int:
 
 
 def is_label(node: Node) -> bool:
-    """Whether a tree can name a value: x, x_1, f(x), |AB|, AB, the angle ABC, (p, q)."""
+    """Whether a tree can name a value: x, x_1, f(x), P(A | B), |AB|, AB, the angle ABC, m + n, (p, q)."""
     if isinstance(node, Sym):
         return True
     if isinstance(node, Seq):
@@ -240,24 +286,58 @@ def is_label(node: Node) -> bool:
         return all(map(is_label, node.parts))
     if not isinstance(node, Op):
         return False
-    if node.head in ("call", "sub"):
-        return all(isinstance(arg, str | Num) or is_label(arg) or node.head == "sub" for arg in node.args)
-    if node.head in ("e", "i"):  # as in AE = 5
-        return False
-    if node.head == "abs":  # |AB|, |z|, but |x| = 6 is an equation
-        return all(name[:1].isupper() or name[:1] in "z\\" for name in symbols(node)) and bool(symbols(node))
-    if node.head in ("min", "max", "gcd", "lcm", "arg", "det"):
+    head, names = node.head, symbols(node)
+    if head == "call":  # f(x + 1) = x^2 is an equation for f
+        name = node.args[0].name if isinstance(node.args[0], Sym) else ""
+        return name[:1] not in FUNCTION_LETTERS or not any(
+            isinstance(arg, Op) and arg.head in ("+", "*", "/", "^") and symbols(arg) for arg in node.args
+        )
+    if head in ("sum", "prod", "int", "lim"):
+        return bool(contents(node)[1] & {"call", "sub"})
+    if head == "abs" or head in TRIGONOMETRIC:  # |AB|, |z|, cos A, but |x| = 6 is an equation
+        return bool(names) and all(name[:1].isupper() or name[:1] in "z\\" for name in names)
+    if head in ("min", "max", "gcd", "lcm", "arg", "det"):
         return all(symbols(arg) for arg in node.args)
-    return is_word_label(node)
+    return head == "sub" or head == "norm" and bool(names) or is_constant_label(node)
 
 
-def is_word_label(node: Node) -> bool:
-    """A product of capital letters (`AB`, a segment), or of an m and an angle."""
-    if not isinstance(node, Op) or node.head != "*":
+def is_constant_label(node: Node) -> bool:
+    """Whether a tree can name a constant only: `AB` (a segment), `AB / CD`, an angle `m A`, `Delta x`, `m + n`."""
+    if not isinstance(node, Op):
         return False
-    names = [factor.name if isinstance(factor, Sym) else "" for factor in node.args]
-    measure = len(names) == 2 and names[0] == "m" and names[1].startswith("\\angle")
-    return measure or all(n[:1].isupper() for n in names)
+    if node.head == "/":
+        return all(map(is_constant_label, node.args))
+    if node.head == "+":
+        return is_letter_sum(node)
+    bases = [f.args[0] if isinstance(f, Op) and f.head == "^" and isinstance(f.args[1], Num) else f for f in node.args]
+    names = [base.name if isinstance(base, Sym) else "" for base in bases]
+    measure = len(names) == 2 and (names[0] == "m" and names[1].startswith("\\angle") or names[0] == "\\Delta")
+    return node.head == "*" and (measure or all(name[:1].isupper() for name in names))
+
+
+def is_letter_sum(node: Node) -> bool:
+    """`m + n`, `a + 5b - c`: a sum of different letters with whole factors."""
+    if not isinstance(node, Op) or node.head != "+":
+        return False
+    seen: list[Node] = []
+    for term in node.args:
+        term = term.args[0] if isinstance(term, Op) and term.head == "neg" else term
+        if isinstance(term, Op) and term.head == "*" and len(term.args) == 2 and isinstance(term.args[0], Num):
+            term = term.args[1]
+        is_letter = isinstance(term, Sym) or isinstance(term, Op) and (term.head == "sub" or is_constant_label(term))
+        if not is_letter or term in seen:
+            return False
+        seen.append(term)
+    return True
+
+
+def same_label(a: Node, b: Node) -> bool:
+    """Whether two labels name the same: y and y(x); y and f(x)."""
+    for x, y in ((a, b), (b, a)):
+        if isinstance(x, Sym) and isinstance(y, Op) and y.head == "call" and isinstance(y.args[-1], Sym):
+            if y.args[0] == x or x.name == "y" and y.args[0] in map(Sym, FUNCTION_LETTERS):
+                return True
+    return a == b
 
 
 def same_function(a: Node, b: Node) -> dict[str, Node] | None:
@@ -266,8 +346,8 @@ def same_function(a: Node, b: Node) -> dict[str, Node] | None:
         return None
     if len(a.args) != len(b.args):
         return None
-    if a.args[0] != b.args[0] or not all(isinstance(x, Sym) for n in (a, b) for x in n.args[1:]):
-        return None
+    if a.args[0] != b.args[0] or not all(isinstance(x, Sym) and x.name.islower() for n in (a, b) for x in n.args[1:]):
+        return None  # P(A) is not P(B)
     return {y.name: x for x, y in zip(a.args[1:], b.args[1:])}
 
 
@@ -309,47 +389,3 @@ def numeral_and_letters(node: Node) -> tuple[Num, list[tuple[str, int]]] | None:
             return None
         powers = [*powers, (letter.name, int(power.value) * (-1 if node.head == "/" else 1))]
     return value, powers
-
-
-# -------------------------------------------------------------------------------------------------------- matrices
-
-
-def has_matrix(node: Node) -> bool:
-    """Whether a tree is a matrix or an arithmetic expression with one."""
-    if isinstance(node, Op):
-        return node.head in ("+", "*", "/", "neg", "^") and any(map(has_matrix, node.args))
-    return isinstance(node, Matrix)
-
-
-def matrix_rows(node: Node) -> list[list] | None:
-    """The entries of a matrix expression; None for a scalar."""
-    if isinstance(node, Matrix):
-        return node.rows if len(node.rows) * len(node.rows[0]) <= MAX_ENTRIES else None
-    if not isinstance(node, Op) or not has_matrix(node):
-        return None
-    parts = [matrix_rows(arg) for arg in node.args]
-    head, args = node.head, node.args
-    if head == "neg":
-        return [[Op("neg", (cell,)) for cell in row] for row in parts[0]]
-    if head == "+" and all(parts) and len({(len(p), len(p[0])) for p in parts}) == 1:
-        return [[Op("+", cells) for cells in zip(*rows)] for rows in zip(*parts)]
-    if head == "/" and parts[0] and not parts[1]:
-        return [[Op("/", (cell, args[1])) for cell in row] for row in parts[0]]
-    if head == "*":
-        scalars = tuple(arg for arg, part in zip(args, parts) if part is None)
-        matrices = [part for part in parts if part]
-        if len(matrices) == 1:
-            return [[Op("*", (*scalars, cell)) for cell in row] for row in matrices[0]]
-        if len(matrices) == 2 and not scalars and len(matrices[0][0]) == len(matrices[1]):
-            columns = list(zip(*matrices[1]))
-            return [
-                [Op("+", tuple(Op("*", pair) for pair in zip(row, column))) for column in columns]
-                for row in matrices[0]
-            ]
-    if head == "^" and parts[0] and args[1] in TRANSPOSED:
-        return [list(column) for column in zip(*parts[0])]
-    if head == "^" and parts[0] and isinstance(args[1], Num) and 2 <= args[1].value <= 4 and len(parts[0]) <= 3:
-        return matrix_rows(
-            Op("*", (args[0], Op("^", (args[0], Num(args[1].value - 1))) if args[1].value > 2 else args[0]))
-        )
-    return None

@@ -13,88 +13,81 @@ from fractions import Fraction
 
 from nano_exgrpo.checker.lexer import Token
 
-_TABLE = """
-length 1 m meter meters metre metres
-length 1/100 cm centimeter centimeters centimetre centimetres
-length 1/1000 mm millimeter millimeters millimetre millimetres
-length 1000 km kilometer kilometers kilometre kilometres
-length 1/1000000000 nm nanometer nanometers
-length 1/1000000 um micron microns micrometer micrometers
-length 127/5000 in inch inches
-length 381/1250 ft foot feet
-length 1143/1250 yd yard yards
-length 201168/125 mi mile miles
-time 1 s sec secs second seconds
-time 1/1000 ms millisecond milliseconds
-time 60 min mins minute minutes
-time 3600 h hr hrs hour hours
-time 86400 day days
-time 604800 week weeks
-months 1 month months
-months 12 yr yrs year years
-mass 1 g gram grams
-mass 1000 kg kilogram kilograms
-mass 1/1000 mg milligram milligrams
-pounds 1 lb lbs pound pounds
-pounds 1/16 oz ounce ounces
-ton 1 ton tons tonne tonnes
-volume 1/1000 L l liter liters litre litres
-volume 1/1000000 ml mL milliliter milliliters millilitre millilitres
-gallon 1 gal gallon gallons
-gallon 1/4 quart quarts
-gallon 1/8 pint pints
-gallon 1/16 cup cups
-dollar 1 $ dollar dollars usd
-dollar 1/100 cent cents penny pennies
-euro 1 € euro euros eur
-sterling 1 £ gbp
-yen 1 ¥ yen
-radian 1 rad radian radians
-speed 1397/3125 mph
-speed 5/18 kph kmh
-hertz 1 hz Hz hertz
-hertz 1000 khz
-hertz 1000000 mhz
-newton 1 N newton newtons
-joule 1 J joule joules
-joule 1000 kj kilojoule kilojoules
-watt 1 W watt watts
-watt 1000 kw kilowatt kilowatts
-volt 1 V volt volts
-ampere 1 A amp amps ampere amperes
-pascal 1 pa Pa pascal pascals
-kelvin 1 K kelvin kelvins
-celsius 1 celsius
-fahrenheit 1 fahrenheit
-mole 1 mol mole moles
-electronvolt 1 eV ev electronvolt electronvolts
-erg 1 erg ergs
-ohm 1 ohm ohms
-am 1 am AM
-pm 1 pm PM
-rupee 1 rs rupee rupees inr
-any 1 units unit
+# dimension: names of a unit = its size in the dimension's base; ... Names of three letters or more have a plural in -s.
+_UNITS = """
+length: m meter metre = 1; in inch inches = 127/5000; ft foot feet = 381/1250; yd yard = 1143/1250
+length: mi mile = 201168/125; micron = 1/1000000; Å angstrom = 1/10000000000
+time: s sec second = 1; min minute = 60; h hr hrs hour = 3600; day = 86400; week = 604800
+months: month = 1; yr yrs year = 12
+mass: g gram = 1
+pounds: lb lbs pound = 1; oz ounce = 1/16
+ton: ton tonne = 1
+volume: L l liter litre = 1/1000
+gallon: gal gallon = 1; quart = 1/4; pint = 1/8; cup = 1/16
+dollar: $ dollar usd = 1; cent penny pennies = 1/100
+euro: € euro eur = 1
+sterling: £ gbp = 1
+yen: ¥ yen = 1
+rupee: rs rupee inr = 1
+radian: rad radian = 1
+speed: mph = 1397/3125; kph kmh = 5/18
+hertz: Hz hz hertz = 1; khz = 1000; mhz = 1000000
+newton: N newton = 1
+joule: J joule = 1; kj = 1000
+watt: W watt = 1; kw = 1000
+volt: V volt = 1
+ampere: A amp ampere = 1
+pascal: Pa pa pascal = 1
+kelvin: K kelvin = 1
+celsius: celsius = 1
+fahrenheit: fahrenheit = 1
+mole: mol mole = 1
+electronvolt: eV ev electronvolt = 1
+erg: erg = 1
+ohm: ohm \\Omega = 1
+am: am AM = 1
+pm: pm PM = 1
+any: unit = 1
 """
-_ROWS = [row.split() for row in _TABLE.strip().splitlines()]
-NAMED = {name: (dimension, Fraction(size)) for dimension, size, *names in _ROWS for name in names}
+NAMED: dict[str, tuple[str, Fraction]] = {}
+for _line in _UNITS.strip().splitlines():
+    _dimension, _, _units = _line.partition(": ")
+    for _names, _, _size in (unit.partition(" = ") for unit in _units.split("; ")):
+        for _name in _names.split():
+            NAMED[_name] = NAMED[_name + "s" * (len(_name) > 2)] = _dimension, Fraction(_size)
+_PREFIXES = dict(n=-9, nano=-9, u=-6, micro=-6, m=-3, milli=-3, c=-2, centi=-2, d=-1, deci=-1)
+_PREFIXES |= dict(k=3, kilo=3, M=6, mega=6, G=9, giga=9, T=12, tera=12)
+_PREFIXED = {  # units: their prefixes, with their case: 3 MW, 3 mW
+    "m L l": "n u m c d k",
+    "s": "n m",
+    "g Hz N J W V A Pa eV mol \\Omega": "n m k M G T",
+    "meter metre liter litre gram second joule watt hertz newton volt ampere pascal electronvolt "
+    "meters metres liters litres grams seconds joules watts newtons volts amperes pascals": " ".join(
+        word for word in _PREFIXES if len(word) > 1
+    ),
+}
+for _names, _words in _PREFIXED.items():
+    for _name, _word in ((name, word) for name in _names.split() for word in _words.split()):
+        NAMED.setdefault(_word + _name, (NAMED[_name][0], NAMED[_name][1] * Fraction(10) ** _PREFIXES[_word]))
 NAMED["\\mu"] = ("micro", Fraction(1, 10**6))
-_PREFIXES = {"n": -9, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12}
-for _prefix, _power in _PREFIXES.items():  # 3 MW, 3 mW: with their case
-    for _symbol in ("g", "Hz", "N", "J", "W", "V", "A", "Pa", "eV", "mol"):
-        NAMED.setdefault(_prefix + _symbol, (NAMED[_symbol][0], NAMED[_symbol][1] * Fraction(10) ** _power))
 _DERIVED = {"volume": (("length", 3),), "speed": (("length", 1), ("time", -1)), "micro": ()}
+NAMED["c"] = ("light", Fraction(1))  # GeV/c^2, but no letter that is a unit
 DIMENSIONS = {dimension for dimension, _ in NAMED.values()}
-SINGLE_LETTERS = {name for name in NAMED if len(name) == 1 and name.isalpha()} | {"\\Omega"}
+SINGLE_LETTERS = {name for name in NAMED if len(name) == 1 and name.isalpha()} - {"c"} | {"\\Omega"}
+_SUNS = {"\\odot", "\\oplus"}  # M_\\odot
 NEUTRAL = {"st", "nd", "rd", "th", "total", "approximately", "approx", "only"}
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3, "cu": 3}
 # Words that turn a number into a claim about it; a number they follow is not simply that number with a unit.
 _NOT_UNITS = set(
-    "is are was not or and if but to than then between least most more less about where when which "
-    "that true false wrong incorrect correct right answer answers given unknown such with either "
+    "is are was not or and if but to than then between least most less fewer about where when which "
+    "that true false wrong incorrect given unknown such with either "
     "neither some any maybe "
-    "ignore reference response score no yes none for times plus minus because since so mod "
+    "ignore reference response score no yes none for plus minus because since so mod "
     "except excluded excluding without fails cannot never isn doesn rejected impossible below".split()
 )
+
+
+_ADJECTIVES = {"right", "correct"}  # units only before a noun: 14 right triangles
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,66 +135,87 @@ def product(powers: list[tuple[str, int]]) -> Unit:
     return Unit(tuple(sorted((d, p) for d, p in dims.items() if p)), factor)
 
 
+def starts_symbol(tokens: list[Token], at: int) -> int:
+    """The number of tokens of a unit written as a symbol, `M_\\odot` or `k\\Omega`; 0 for all else."""
+    names = [token.text for token in tokens[at : at + 5]] + [""] * 5
+    if names[1] == "_" and names[2] in _SUNS:
+        return 3
+    if names[1:3] == ["_", "{"] and names[3] in _SUNS and names[4] == "}":
+        return 5
+    if names[0] == "\\Omega":
+        return int(tokens[at - 1].kind == "num" or tokens[at - 1].text == "}")
+    return 2 * (names[1] == "\\Omega" and names[0] + names[1] in NAMED)
+
+
 def parse_unit(tokens: list[Token], at: int) -> tuple[Unit, int] | None:
     """The unit that starts at `tokens[at]` and the index after it; None if nothing there reads as a unit."""
     powers: list[tuple[str, int]] = []  # of known units
     unknown: list[str] = []  # words that are none
-    start, sign, next_power = at, 1, 1
+    start, sign, next_power, bracket = at, 1, 1, False
     after_number = tokens[at - 1].kind in ("num", "text") or tokens[at - 1].text in ("}", ")", "!")
-    while len(powers) + len(unknown) < 7:
-        kind, name, *_, written = tokens[at]
-        unit = written if written in NAMED else name if name in NAMED else name.lower()
-        if name == "deg" and tokens[at + 1].text in ("C", "F"):
-            powers.append(({"C": "celsius", "F": "fahrenheit"}[tokens[at + 1].text], 1))
-            at += 2
+    while len(powers) + len(unknown) < 9:
+        kind, name, *_ = tokens[at]
+        if kind == "op" and name != "deg":
+            if bracket and name == ")":
+                at, bracket = at + 1, False
+                continue
+            opens = name == "/" and tokens[at + 1].text == "("  # J/(kg K)
+            if name not in ("/", "*", ".", "-") or not powers and not unknown:
+                break
+            if tokens[at + 1 + opens].kind not in ("text", "word", "roman", "name", "cmd"):
+                break
+            sign, bracket, at = -1 if name == "/" else sign, bracket or opens, at + 1 + opens
             continue
-        if kind == "name":
-            if name == "\\mu" and tokens[at + 1].kind == "roman":  # micro
-                unit = name
-            elif not powers or unit not in SINGLE_LETTERS:
-                break
-        elif kind == "op":
-            if not powers and not unknown or tokens[at + 1].kind not in ("text", "word", "roman", "name", "cmd"):
-                break
-            if name == "/":
-                sign = -1
-            elif name not in ("*", ".", "-"):
-                break
-            at += 1
-            continue
-        elif kind not in ("text", "word", "roman") and not (kind == "cmd" and name in ("min", "sec")):
+        symbol, length = _symbol(tokens, at, powers)
+        if not length:
             break
-        at += 1
-        if kind == "text" and tokens[at].text == ".":  # "sq. in."
+        at += length
+        if tokens[at - 1].kind == "text" and tokens[at].text == ".":  # "sq. in."
             at += 1
-        if unit in ("per", "a") and powers:
+        if symbol in ("per", "a") and powers:
             sign = -1
-        elif unit in ("squared", "cubed") and powers:
-            powers[-1] = (powers[-1][0], powers[-1][1] * _POWERS[unit])
-        elif unit in ("squared", "cubed"):  # "3 squared" is no 3
-            at -= 1
-            break
-        elif unit in _POWERS:
-            next_power = _POWERS[unit]
-        elif unit in NEUTRAL:
+        elif symbol in ("squared", "cubed"):
+            if not powers:  # "3 squared" is no 3
+                at -= 1
+                break
+            powers[-1] = (powers[-1][0], powers[-1][1] * _POWERS[symbol])
+        elif symbol in _POWERS:
+            next_power = _POWERS[symbol]
+        elif symbol in NEUTRAL:
             pass
-        elif unit in ("unit", "units"):
+        elif length > 1 or symbol in NAMED and (kind != "word" or after_number or powers):
             at, power = _exponent(tokens, at)
-            if next_power * power != 1:
-                powers.append((unit, sign * next_power * power))
+            if symbol in ("unit", "units") and tokens[at].text in ("squared", "cubed"):
+                power, at = _POWERS[tokens[at].text], at + 1
+            if symbol not in ("unit", "units") or next_power * power != 1:
+                powers.append((symbol, sign * next_power * power))
             next_power = 1
-        elif unit in NAMED and (kind != "word" or after_number or powers):
-            at, power = _exponent(tokens, at)
-            powers.append((unit, sign * next_power * power))
-            next_power = 1
-        elif kind in ("text", "roman") and unit not in _NOT_UNITS:
-            unknown.append(unit.removesuffix("s"))
+        elif kind in ("text", "roman") and symbol not in _NOT_UNITS | _ADJECTIVES:
+            unknown.append(symbol.removesuffix("s"))
+        elif symbol in _ADJECTIVES and tokens[at].kind == "text":
+            unknown.append(symbol)
         else:
             at -= 1
             break
-    if at == start:
+    if at == start or bracket:
         return None
     return product(powers + [(" ".join(unknown), sign)] * bool(unknown)), at
+
+
+def _symbol(tokens: list[Token], at: int, powers: list[tuple[str, int]]) -> tuple[str, int]:
+    """The unit, or a word that may be one, at a token, and its number of tokens: 0 if it can be none."""
+    kind, name, *_, written = tokens[at]
+    unit = written if written in NAMED else name if name in NAMED else name.lower()
+    if name == "deg" and tokens[at + 1].text in ("C", "F"):
+        return {"C": "celsius", "F": "fahrenheit"}[tokens[at + 1].text], 2
+    if kind in ("name", "roman") and (length := starts_symbol(tokens, at)):
+        return name + tokens[at + length - 1 - (length == 5)].text * (length > 1), length
+    if kind == "name" and name == "\\mu":
+        return name, int(tokens[at + 1].kind == "roman")  # micro
+    if kind == "name":
+        after_energy = unit == "c" and powers and powers[-1][0].endswith("eV")
+        return unit, int(bool(powers) and (unit in SINGLE_LETTERS or bool(after_energy)))
+    return unit, int(kind in ("text", "word", "roman") or kind == "cmd" and name in ("min", "sec"))
 
 
 def _exponent(tokens: list[Token], at: int) -> tuple[int, int]:

@@ -14,31 +14,49 @@ import gc
 import hashlib
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
-from nano_exgrpo.checker import is_equal
-from nano_exgrpo.errors import InputError
-from nano_exgrpo.evaluation.generations import Generation, by_question
-from nano_exgrpo.evaluation.statistics import (
-    Interval,
-    accuracy_interval,
-    clustered_interval,
-    group_answers,
-    maj_at_k,
-    pass_at_k,
+from nano_exgrpo.errors import InputError, is_out_of_memory
+from nano_exgrpo.evaluation.generations import (
+    Generation,
+    Key,
+    add_generations,
+    make_generation,
+    pin_prompts,
+    write_generations,
 )
+from nano_exgrpo.evaluation.settings import EvalConfig
 from nano_exgrpo.logprobs import token_batches
-from nano_exgrpo.policy import Policy, encode_prompt
-from nano_exgrpo.questions import Question
-from nano_exgrpo.reward import grade
-from nano_exgrpo.rollout import Trajectory, generate_responses, make_trajectory
+from nano_exgrpo.policy import Policy, encode_questions
+from nano_exgrpo.questions import Question, questions_digest
+from nano_exgrpo.rollout import generate_responses, make_trajectory
+from nano_exgrpo.trajectory import Trajectory
 
 Row = tuple[int, int]  # (index of the question, number of the sample): one response to generate
+
+
+@dataclass
+class Task:
+    """One benchmark: its questions, and how many responses to each."""
+
+    name: str
+    questions: list[Question]
+    samples: int
+
+    def key(self, row: Row) -> Key:
+        return self.name, self.questions[row[0]].id, row[1]
+
+    @property
+    def keys(self) -> list[Key]:
+        return [self.key((i, sample)) for i in range(len(self.questions)) for sample in range(self.samples)]
 
 
 # ------------------------------------------------------------------------------------------- generating
@@ -61,17 +79,16 @@ def plan_batches(
 
 def generate_batches(
     policy: Policy,
-    asked: Sequence[tuple[str, Tensor]],
+    questions: Sequence[Question],
     batches: Iterable[list[Row]],
     *,
-    temperature: float,
-    top_p: float,
+    top_p: float = 1.0,
     max_new_tokens: int,
     seed: int,
 ) -> Iterator[tuple[list[Row], list[Trajectory]]]:
     """Generate batch after batch, yielding each as soon as it is done.
 
-    asked: (question id, prompt ids [P]) of every question. A batch that runs out of memory is halved, and so is
+    questions: with their prompts encoded. A batch that runs out of memory is halved, and so is
     every later one of its size before it is tried. Prompts too long for `max_new_tokens` more within the model's
     context get what room there is. Leaves the global random state as it was.
     Raises InputError when a single response does not fit the memory.
@@ -80,19 +97,18 @@ def generate_batches(
     too_large = math.inf  # tokens, padding included, of the smallest batch that did not fit
     while queue:
         rows = queue.popleft()
-        prompts = [asked[question][1] for question, _ in rows]
+        prompts = [questions[i].prompt_ids for i, _ in rows]
         longest = max(len(p) for p in prompts)
         new_tokens = min(max_new_tokens, policy.context - longest)
         size = len(rows) * (longest + new_tokens)
         responses = None
         if size < too_large or len(rows) == 1:
             with random_state_kept(policy.device):
-                torch.manual_seed(batch_seed(seed, [(asked[question][0], sample) for question, sample in rows]))
+                torch.manual_seed(batch_seed(seed, [(questions[i].id, sample) for i, sample in rows]))
                 try:
                     responses = generate_responses(
-                        policy, prompts, 1, temperature=temperature, top_p=top_p,
-                        max_new_tokens=new_tokens, batch_size=len(rows),
-                    )  # fmt: skip
+                        policy, prompts, 1, top_p=top_p, max_new_tokens=new_tokens, batch_size=len(rows)
+                    )
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error):
                         raise
@@ -107,21 +123,15 @@ def generate_batches(
             if policy.device.type == "cuda":
                 torch.cuda.empty_cache()
             continue
-        yield (
-            rows,
-            [
-                make_trajectory(policy, asked[question][0], asked[question][1], response)
-                for (question, _), (response,) in zip(rows, responses, strict=True)
-            ],
-        )
+        answers = zip(rows, responses, strict=True)
+        yield rows, [make_trajectory(policy, questions[i], response) for (i, _), (response,) in answers]
 
 
 @contextmanager
 def random_state_kept(device: torch.device) -> Iterator[None]:
-    """Whatever is seeded and drawn inside, the CPU's and the device's random numbers go on afterwards as if it had not been."""
-    metal = (
-        torch.mps.get_rng_state() if device.type == "mps" else None
-    )  # fork_rng knows no MPS, which manual_seed seeds too
+    """Whatever is seeded and drawn inside, the CPU's and the device's random numbers go on afterwards as if it had not
+    been. (fork_rng knows no MPS, which manual_seed seeds, too.)"""
+    metal = torch.mps.get_rng_state() if device.type == "mps" else None
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             yield
@@ -135,88 +145,41 @@ def batch_seed(seed: int, rows: Sequence[tuple[str, int]]) -> int:
     return int.from_bytes(hashlib.sha256(repr((seed, list(rows))).encode()).digest()[:8], "big") >> 1
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """CUDA has its own exception; the CPU and MPS allocators raise RuntimeError with one of these phrases."""
-    phrases = ("out of memory", "not enough memory", "can't allocate memory")
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(p in str(error) for p in phrases)
-
-
-# ---------------------------------------------------------------------------------------------- figures
-
-
-@dataclass
-class Figures:
-    """What a benchmark's generations say. Shares and accuracies lie in 0..1, lengths are in tokens."""
-
-    questions: int
-    samples: int  # k of avg@k; the fewest that a question has
-    accuracy: Interval
-    pass_at: dict[int, Interval] = field(default_factory=dict)
-    maj_at: dict[int, Interval] = field(default_factory=dict)
-    mean_tokens: float = 0.0
-    truncated: float = 0.0  # share of responses cut off at the length limit
-    unparsable: float = 0.0  # share of responses without a final answer to grade
-
-
-def summarise(generations: Sequence[Generation], ks: Sequence[int] = ()) -> Figures:
-    """ks: those k of pass@k and maj@k to work out; the ones above the number of samples are left out.
-
-    Intervals take the question as the unit (`stats.accuracy_interval`). Raises ValueError on an empty list."""
-    groups = list(by_question(generations).values())
-    if not groups:
-        raise ValueError("no generations to sum up")
-    samples = min(len(group) for group in groups)
-    figures = Figures(
-        len(groups),
-        samples,
-        accuracy_interval([[float(g.correct) for g in group] for group in groups]),
-        mean_tokens=sum(g.tokens for g in generations) / len(generations),
-        truncated=sum(g.truncated for g in generations) / len(generations),
-        unparsable=sum(g.answer is None for g in generations) / len(generations),
-    )
-    ks = sorted({k for k in ks if 1 < k <= samples})
-    votes = [count_votes(group) for group in groups] if ks else []
-    for k in ks:
-        figures.pass_at[k] = clustered_interval([pass_at_k(len(g), sum(x.correct for x in g), k) for g in groups])
-        figures.maj_at[k] = clustered_interval(
-            [maj_at_k(correct, others, len(g), k) for g, (correct, others) in zip(groups, votes, strict=True)]
-        )
-    return figures
-
-
-def count_votes(group: Sequence[Generation]) -> tuple[int, list[int]]:
-    """(right votes, sizes of the groups of equal wrong answers); letters are equal only to themselves."""
-    equal = str.__eq__ if group[0].letters else is_equal
-    return group_answers([g.answer for g in group], [g.correct for g in group], equal)
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells in columns; the first column to the left, the others to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-    ]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
-
-
-def figures_table(figures: dict[str, Figures], averages: dict[str, Interval]) -> str:
-    """One line a benchmark, then one an average over a group of benchmarks."""
-    ks = sorted({k for f in figures.values() for k in f.pass_at})
-    head = ["benchmark", "questions", "metric", "accuracy [95 %]"]
-    head += [f"{kind}@{k}" for k in ks for kind in ("pass", "maj")] + ["tokens", "truncated", "no answer"]
-    rows = [head]
-    for name, f in figures.items():
-        at_k = [f"{at[k].value:.3f}" if k in at else "" for k in ks for at in (f.pass_at, f.maj_at)]
-        metric = "pass@1" if f.samples == 1 else f"avg@{f.samples}"
-        shares = [f"{f.mean_tokens:.0f}", f"{f.truncated:.1%}", f"{f.unparsable:.1%}"]
-        rows.append([name, str(f.questions), metric, str(f.accuracy), *at_k, *shares])
-    for group, interval in averages.items():
-        rows.append([f"average, {group}", "", "", str(interval)] + [""] * (len(head) - 4))
-    return table(rows)
-
-
 # ------------------------------------------------------------------------------------------ all at once
+
+
+def answer_task(policy: Policy, task: Task, config: EvalConfig, folder: Path, found: dict[Key, Generation]) -> None:
+    """Generate and grade what `found` lacks of a task, adding to it and to the folder batch by batch."""
+    asked = encode_questions(policy, task.questions, config.system_prompt)
+    pin_prompts(folder, task.name, questions_digest(asked))
+    prompts, longest = [q.prompt_ids for q in asked], config.max_new_tokens
+    plan = plan_batches(policy, prompts, task.samples, max_new_tokens=longest, token_budget=config.batch_tokens)
+    room = policy.context - max(map(len, prompts))
+    if room < longest:
+        print(f"{task.name}: the longest prompt leaves {room} of {longest} new tokens in the context")
+
+    # A batch cut short by an interruption is generated anew and whole, or its responses would differ from those of
+    # an evaluation that was not interrupted.
+    pending = [batch for batch in plan if not all(task.key(row) in found for row in batch)]
+    if torn := [task.key(row) for batch in pending for row in batch if task.key(row) in found]:
+        for key in torn:
+            del found[key]
+        write_generations(folder, found.values())
+
+    done = [found[key] for key in task.keys if key in found]
+    answered, correct = len(done), sum(g.correct for g in done)
+    with tqdm(desc=task.name, total=len(task.keys), initial=answered, unit=" responses") as progress:
+        settings: dict[str, Any] = dict(top_p=config.top_p, max_new_tokens=longest, seed=config.seed)
+        for rows, trajectories in generate_batches(policy, asked, pending, **settings):
+            fresh = [
+                make_generation(task.name, asked[index], sample, trajectory)
+                for (index, sample), trajectory in zip(rows, trajectories, strict=True)
+            ]
+            add_generations(folder, fresh)
+            found.update((g.key, g) for g in fresh)
+            answered, correct = answered + len(fresh), correct + sum(g.correct for g in fresh)
+            progress.update(len(fresh))
+            progress.set_postfix(accuracy=f"{correct / answered:.3f}")
 
 
 def evaluate(
@@ -224,26 +187,20 @@ def evaluate(
     questions: Sequence[Question],
     *,
     samples: int,
-    temperature: float,
     max_new_tokens: int,
-    system_prompt: str,
     batch_size: int,
     seed: int,
+    reward: Callable[[Trajectory], float],
 ) -> list[list[Trajectory]]:
-    """`samples` responses to each question, in batches of about `batch_size` sequences, graded: their reward is 1 or 0.
+    """`samples` responses to each encoded question, in batches of about `batch_size` sequences, rewarded.
 
     Leaves the global random state as it was, so that evaluating more often changes no training."""
-    asked = [(q.id, encode_prompt(policy, q.prompt, system_prompt)) for q in questions]
-    prompts = [ids for _, ids in asked]
+    prompts = [q.prompt_ids for q in questions]
     budget = batch_size * (max(len(p) for p in prompts) + max_new_tokens)
     plan = plan_batches(policy, prompts, samples, max_new_tokens=max_new_tokens, token_budget=budget)
     groups: list[list[Trajectory]] = [[] for _ in questions]
-    for rows, trajectories in generate_batches(
-        policy, asked, plan, temperature=temperature, top_p=1.0, max_new_tokens=max_new_tokens, seed=seed
-    ):
+    for rows, trajectories in generate_batches(policy, questions, plan, max_new_tokens=max_new_tokens, seed=seed):
         for (index, _), trajectory in zip(rows, trajectories, strict=True):
-            question = questions[index]
-            _, right = grade(trajectory.text, question.answer, question.letters)
-            trajectory.reward = float(right)
+            trajectory.reward = reward(trajectory)
             groups[index].append(trajectory)
     return groups

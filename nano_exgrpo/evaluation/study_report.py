@@ -1,25 +1,25 @@
 r"""What a study's finished runs say: curves at equal cost, paired differences, what its samples hold.
 
-`study.py` decides what is run; this file only reads run folders. Everything but the figures is plain Python.
+`study.py` decides what is run; this file only reads run folders.
 """
 
 from __future__ import annotations
 
+import io
 import math
-import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from nano_exgrpo.errors import InputError
-from nano_exgrpo.evaluation.statistics import Comparison, Interval, mean_interval, paired_seeds
-from nano_exgrpo.infra.run_folder import read_config, read_lines
+import numpy
 
-Runs = Mapping[str, Mapping[str, Sequence[Path]]]  # setting → arm → its run folders, in the order of the seeds
+from nano_exgrpo.errors import InputError
+from nano_exgrpo.evaluation.statistics import Difference, Interval, mean_interval, paired_seeds
+from nano_exgrpo.infra.files import read_json, read_rows, write_whole
 
 # ------------------------------------------------------------------------------------------------- curves
 
@@ -31,12 +31,10 @@ class Curve:
     rollouts: fresh trajectories. compute: token passes, in forward passes of one token: 1 for a token that is
     generated or scored to choose a trajectory, 3 for one that is trained on (forward and backward)."""
 
-    steps: list[int]
     rollouts: list[float]
     compute: list[float]
     accuracy: list[float]
     trained_rows: float  # mean share of rows with a gradient
-    last_entropy: float
 
     @property
     def mean(self) -> float:
@@ -44,122 +42,104 @@ class Curve:
         return fmean(self.accuracy[1:])
 
 
+Curves = Mapping[str, Mapping[str, Sequence[Curve]]]  # setting → arm → the curves of its seeds
+
+
 def read_curve(run: Path) -> Curve:
-    steps, rollouts, compute, accuracy = [], [], [], []
-    spent_rollouts = spent_compute = tokens = 0.0
-    rows = read_lines(run / "metrics.jsonl")
-    for row in rows:
-        if row["step"]:
-            spent_rollouts += row["rollouts"]
-            spent_compute += row["num_tokens"] - tokens + row["scored_tokens"] + 3 * row["trained_tokens"]
-            tokens = row["num_tokens"]
-        if "eval/accuracy" in row:
-            steps.append(row["step"])
-            rollouts.append(spent_rollouts)
-            compute.append(spent_compute)
-            accuracy.append(row["eval/accuracy"])
-    return Curve(steps, rollouts, compute, accuracy, fmean(r["trained_rows"] for r in rows[1:]), rows[-1]["entropy"])
+    """Raises InputError where the run's metrics are not as train.py writes them."""
+    rows = read_rows(run / "metrics.jsonl")
+    rollouts, compute, accuracy, spent, tokens = [], [], [], numpy.zeros(2), 0
+    try:
+        for row in rows:
+            if row["step"]:
+                passes = row["num_tokens"] - tokens + row["scored_tokens"] + 3 * row["trained_tokens"]
+                spent, tokens = spent + (row["rollouts"], passes), row["num_tokens"]
+            if "eval/accuracy" in row:
+                rollouts.append(float(spent[0]))
+                compute.append(float(spent[1]))
+                accuracy.append(float(row["eval/accuracy"]))
+        return Curve(rollouts, compute, accuracy, fmean(row["trained_rows"] for row in rows[1:]))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"{run}/metrics.jsonl is not as train.py writes it ({error!r}); delete that run") from None
 
 
-def at(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    """y at x on the line through the points (xs increasing); beyond the ends, the end's.
-
-    >>> at([0, 10, 20], [0.0, 0.5, 0.7], 15)
-    0.6
-    """
-    if x <= xs[0]:
-        return ys[0]
-    for (x0, y0), (x1, y1) in pairwise(zip(xs, ys)):
-        if x <= x1:
-            return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-    return ys[-1]
-
-
-def at_equal(key: str, curves: Sequence[Curve], others: Sequence[Curve]) -> tuple[list[float], list[float]]:
-    """Accuracies of both sides, seed by seed, where both have spent as much: the less of their totals. key:
-    "rollouts" or "compute"."""
-    pairs = []
-    for a, b in zip(curves, others, strict=True):
-        x = min(getattr(a, key)[-1], getattr(b, key)[-1])
-        pairs.append((at(getattr(a, key), a.accuracy, x), at(getattr(b, key), b.accuracy, x)))
-    return [a for a, _ in pairs], [b for _, b in pairs]
+def at_equal(cost: str, curves: Sequence[Curve], others: Sequence[Curve]) -> tuple[list[float], list[float]]:
+    """Accuracies of both sides, seed by seed, where both have spent as much: the less of their totals. cost:
+    "rollouts" or "compute". Between two evaluations the curve is a line."""
+    at = lambda curve, x: float(numpy.interp(x, getattr(curve, cost), curve.accuracy))  # noqa: E731
+    ends = [min(getattr(a, cost)[-1], getattr(b, cost)[-1]) for a, b in zip(curves, others, strict=True)]
+    return [at(a, x) for a, x in zip(curves, ends)], [at(b, x) for b, x in zip(others, ends)]
 
 
 # ----------------------------------------------------------------------------------------------- reporting
 
 
-def table(curves: Mapping[str, Mapping[str, Sequence[Curve]]], baseline: str) -> str:
-    """Markdown from setting → arm → the curves of its seeds: one row for each setting and arm. Intervals are 95 %,
-    Student's t over seeds; differences are paired by seed, arm minus baseline, with the exact sign-flip test's p."""
-    lines = [
-        f"| setting | arm | start | end | curve mean | rows with gradient | end − {baseline}, equal fresh rollouts | p | equal compute | curve mean − {baseline} |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ["---"] * len(head), *rows))
+
+
+def study_table(curves: Curves, baseline: str) -> str:
+    """Markdown: one row for each setting and arm. Intervals are 95 %, Student's t over seeds; differences are paired by
+    seed, arm minus baseline, with the exact sign-flip test's p."""
+    head = f"setting|arm|start|end|curve mean|rows with gradient|end − {baseline}, equal fresh rollouts|p|equal compute"
+    rows = []
     for setting, arms in curves.items():
         base = arms[baseline]
         for arm, own in arms.items():
-            cells = [
-                setting,
-                arm,
-                f"{fmean(c.accuracy[0] for c in own):.2f}",
-                show(mean_interval([c.accuracy[-1] for c in own])),
-                show(mean_interval([c.mean for c in own])),
-                f"{fmean(c.trained_rows for c in own):.2f}",
-            ]
+            ends, means = mean_interval([c.accuracy[-1] for c in own]), mean_interval([c.mean for c in own])
+            shares = f"{fmean(c.trained_rows for c in own):.2f}"
+            rows.append([setting, arm, f"{fmean(c.accuracy[0] for c in own):.2f}", spread(ends), spread(means), shares])
             if arm == baseline:
-                cells += ["", "", "", ""]
-            else:
-                fresh = paired_seeds(*at_equal("rollouts", base, own))
-                compute = paired_seeds(*at_equal("compute", base, own))
-                speed = paired_seeds([c.mean for c in base], [c.mean for c in own])
-                cells += [
-                    show_difference(fresh),
-                    f"{fresh.p:.3f}" if fresh.p >= 0.001 else "< 0.001",
-                    show_difference(compute),
-                    show_difference(speed),
-                ]
-            lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+                rows[-1] += [""] * 4
+                continue
+            fresh = paired_seeds(*at_equal("rollouts", base, own))
+            compute = paired_seeds(*at_equal("compute", base, own))
+            speed = paired_seeds([c.mean for c in base], [c.mean for c in own])
+            p = f"{fresh.p:.3f}" if fresh.p >= 0.001 else "< 0.001"
+            rows[-1] += [gain(fresh), p, gain(compute), gain(speed)]
+    return markdown([*head.split("|"), f"curve mean − {baseline}"], rows)
 
 
-def show(interval: Interval) -> str:
+def spread(interval: Interval) -> str:
     half = interval.high - interval.value
     return f"{interval.value:.3f} ± {half:.3f}" if math.isfinite(half) else f"{interval.value:.3f}"
 
 
-def show_difference(comparison: Comparison) -> str:
-    d = comparison.difference
+def gain(difference: Difference) -> str:
+    d = difference.interval
     ends = f" [{d.low:+.3f}, {d.high:+.3f}]" if math.isfinite(d.low) else ""
-    return f"{d.value:+.3f}{ends} ({comparison.wins}:{comparison.losses})"
+    return f"{d.value:+.3f}{ends} ({difference.wins}:{difference.losses})"
 
 
 def pyplot() -> Any:
     """matplotlib's pyplot without a screen. Raises InputError where it is not installed."""
     try:
         import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
     except ImportError:
-        raise InputError("the table is written, but figures need matplotlib (pip install matplotlib)") from None
+        raise InputError("pictures need matplotlib (pip install matplotlib)") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
     return pyplot
 
 
-def save_figure(figure: Any, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.tmp")
-    figure.savefig(temporary, dpi=110, format="png")
-    os.replace(temporary, target)
+def picture(figure: Any, format: str) -> bytes:
+    """The content of a PNG or SVG file. Closes the figure."""
+    file = io.BytesIO()
+    about = (
+        dict.fromkeys(("Creator", "Date", "Format", "Type")) if format == "svg" else None
+    )  # the same file every time
+    figure.savefig(file, dpi=110, format=format, transparent=format == "svg", metadata=about)
+    pyplot().close(figure)
+    return file.getvalue()
 
 
-def plot_study(curves: Mapping[str, Mapping[str, Sequence[Curve]]], target: Path) -> None:
+def plot_study(curves: Curves, target: Path) -> None:
     """A panel for each setting: mean held-out accuracy of each arm over fresh rollouts, with its 95 % interval."""
-    plt = pyplot()
     rows = math.ceil(len(curves) / 4)
     columns = math.ceil(len(curves) / rows)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(4.5 * columns, 3.4 * rows), squeeze=False, constrained_layout=True
-    )
+    size = dict(figsize=(4.5 * columns, 3.4 * rows), squeeze=False, constrained_layout=True)
+    figure, axes = pyplot().subplots(rows, columns, **size)
     for axis in axes.flat[len(curves) :]:
         axis.set_visible(False)
     for axis, (setting, arms) in zip(axes.flat, curves.items()):
@@ -180,8 +160,7 @@ def plot_study(curves: Mapping[str, Mapping[str, Sequence[Curve]]], target: Path
         axes[0][0].legend(fontsize=8)
     else:
         figure.legend(*axes[0][0].get_legend_handles_labels(), fontsize=8, loc="outside right upper")
-    save_figure(figure, target)
-    plt.close(figure)
+    write_whole(target, picture(figure, "png"))
 
 
 # ------------------------------------------------------------------------------------------------ samples
@@ -205,26 +184,25 @@ def kind(prompt: str, response: str, reward: float) -> str:
     return "reasoned" if said == [*sums, sum(terms)] else "lucky"
 
 
-def fresh_groups(samples: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """The fresh trajectories of each (step, question), in order; replayed rows are left out. Needs a run that logged
-    every sample (log_samples -1)."""
-    groups: dict[tuple[int, str], list[dict[str, Any]]] = {}
+def kind_of(row: dict[str, Any]) -> str:
+    return kind(row["prompt"], row["response"], row["reward"])
+
+
+def lucky_share(samples: Iterable[dict[str, Any]], group_size: int) -> dict[int, tuple[int, int]]:
+    """Successes k of a group → (lucky ones, all of them), over the groups of K fresh trajectories. Needs a run that
+    logged every sample (log_samples -1)."""
+    groups: dict[tuple[int, str], list[str]] = {}
     for row in samples:
         if not row["replayed"]:
-            groups.setdefault((row["step"], row["question"]), []).append(row)
-    return list(groups.values())
-
-
-def lucky_share(groups: Sequence[Sequence[dict[str, Any]]], group_size: int) -> dict[int, tuple[int, int]]:
-    """Successes of the group k → (lucky ones, all of them), over groups of K fresh trajectories."""
-    counts: dict[int, tuple[int, int]] = {}
-    for group in groups:
-        kinds = [kind(row["prompt"], row["response"], row["reward"]) for row in group]
-        k = len(group) - kinds.count("wrong")
-        if len(group) == group_size and k:
-            lucky, total = counts.get(k, (0, 0))
-            counts[k] = (lucky + kinds.count("lucky"), total + k)
-    return dict(sorted(counts.items()))
+            groups.setdefault((row["step"], row["question"]), []).append(kind_of(row))
+    lucky: Counter[int] = Counter()
+    total: Counter[int] = Counter()
+    for kinds in groups.values():
+        k = len(kinds) - kinds.count("wrong")
+        if len(kinds) == group_size and k:
+            lucky[k] += kinds.count("lucky")
+            total[k] += k
+    return {k: (lucky[k], total[k]) for k in sorted(total)}
 
 
 def separation(low: Sequence[float], high: Sequence[float]) -> float:
@@ -233,67 +211,63 @@ def separation(low: Sequence[float], high: Sequence[float]) -> float:
     >>> separation([1, 2], [2, 3])
     0.875
     """
-    below = sum((a < b) + 0.5 * (a == b) for a in low for b in high)
-    return below / (len(low) * len(high))
+    from scipy.stats import mannwhitneyu
+
+    return float(mannwhitneyu(high, low).statistic) / (len(low) * len(high))
 
 
-def report_samples(runs: Runs, target: Path) -> str:
+def report_samples(runs: Mapping[str, Mapping[str, Sequence[Path]]], target: Path) -> str:
     """The preliminary study: a column of panels for each setting, from all samples of its runs; returns a table.
 
-    Above, the mean token entropy of reasoned successes, lucky guesses and failures in the first 20 steps of the grpo
-    arm; then how many of the successes are luck, by the successes of their group; below, the exgrpo arm's buffer. The
-    table also tells how many of that arm's replayed trajectories are luck."""
-    plt = pyplot()
-    figure, axes = plt.subplots(3, len(runs), figsize=(5 * len(runs), 9), squeeze=False, constrained_layout=True)
-    lines = [
-        "| setting | reasoned / lucky / wrong | mean entropy of each | P(reasoned < wrong) | P(reasoned < lucky) "
-        "| luck among successes, k = 1 | k = K/2 | luck among the replayed |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for column, (setting, arms) in enumerate(runs.items()):
-        rows = [row for run in arms["grpo"] for row in read_lines(run / "samples.jsonl")]
-        early = [row for row in rows if row["step"] <= 20]
-        entropies: dict[str, list[float]] = {name: [] for name in KINDS}
-        for row in early:
-            entropies[kind(row["prompt"], row["response"], row["reward"])].append(row["entropy"])
+    runs: setting → arm → run folders. Above, the mean token entropy of reasoned successes, lucky guesses and failures
+    in the first 20 steps of the grpo arm. Then how many of the successes are luck, by the successes of their group.
+    Below, the exgrpo arm's buffer. The table also tells how many of that arm's replayed trajectories are luck."""
+    size = dict(figsize=(5 * len(runs), 9), squeeze=False, constrained_layout=True)
+    figure, axes = pyplot().subplots(3, len(runs), **size)
+    head = "setting|reasoned / lucky / wrong|mean entropy of each|P(reasoned < wrong)|P(reasoned < lucky)"
+    head += "|luck among successes, k = 1|k = K/2|luck among the replayed"
+    rows = []
+    for (top, middle, below), (setting, arms) in zip(axes.T, runs.items()):
+        K = read_json(arms["grpo"][0] / "config.json", "run")["group_size"]
+        early = [row for run in arms["grpo"] for row in read_rows(run / "samples.jsonl") if row["step"] <= 20]
+        entropies = {name: [row["entropy"] for row in early if kind_of(row) == name] for name in KINDS}
         for name, values in entropies.items():
-            weights = [1 / max(1, len(values))] * len(values)
-            axes[0][column].hist(
-                values, bins=40, range=(0, 2), weights=weights, alpha=0.5, label=f"{name} (n = {len(values)})"
-            )
-        axes[0][column].set(title=f"{setting}: entropy of a response, nats a token", yticks=[])
-        axes[0][column].legend(fontsize=8)
-        K = read_config(arms["grpo"][0])["group_size"]
-        shares = lucky_share(fresh_groups(early), K)
-        axes[1][column].bar(list(shares), [lucky / total for lucky, total in shares.values()])
-        axes[1][column].set(
+            weights, label = [1 / max(1, len(values))] * len(values), f"{name} (n = {len(values)})"
+            top.hist(values, bins=40, range=(0, 2), weights=weights, alpha=0.5, label=label)
+        top.set(title=f"{setting}: entropy of a response, nats a token", yticks=[])
+        shares = lucky_share(early, K)
+        middle.bar(list(shares), [lucky / total for lucky, total in shares.values()])
+        middle.set(
             title="share of lucky guesses among the successes", xlabel="successes of the group, of K", ylim=(0, 1)
         )
-        metrics = read_lines(arms["exgrpo"][0] / "metrics.jsonl")[1:]
-        counts = [[row["buffer/buckets"].get(str(k), 0) for row in metrics] for k in range(1, K)]
-        axes[2][column].stackplot(
-            [row["step"] for row in metrics], counts, labels=[f"k = {k}" for k in range(1, K)], cmap="viridis"
-        )
-        axes[2][column].plot(
-            [row["step"] for row in metrics], [row["buffer/retired"] for row in metrics], "k--", label="retired"
-        )
-        axes[2][column].set(title="questions in the buffer, by bucket (first seed)", xlabel="step")
-        axes[2][column].legend(fontsize=7, ncols=2)
-        samples = (row for run in arms["exgrpo"] for row in read_lines(run / "samples.jsonl"))
-        replayed = [kind(row["prompt"], row["response"], row["reward"]) for row in samples if row["replayed"]]
-        few = {name: values[:2000] for name, values in entropies.items()}
-        luck = lambda k: f"{shares[k][0] / shares[k][1]:.2f} of {shares[k][1]}" if k in shares else "none"  # noqa: E731
-        cells = [
-            setting,
-            " / ".join(str(len(values)) for values in entropies.values()),
-            " / ".join(f"{fmean(values):.2f}" if values else "none" for values in entropies.values()),
-            f"{separation(few['reasoned'], few['wrong']):.2f}" if few["reasoned"] and few["wrong"] else "none",
-            f"{separation(few['reasoned'], few['lucky']):.2f}" if few["reasoned"] and few["lucky"] else "none",
-            luck(1),
-            luck(K // 2),
-            f"{replayed.count('lucky') / len(replayed):.2f} of {len(replayed)}" if replayed else "none",
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    save_figure(figure, target)
-    plt.close(figure)
-    return "\n".join(lines) + "\n"
+        draw_buffer(below, read_rows(arms["exgrpo"][0] / "metrics.jsonl"))
+        for axis in (top, below):
+            axis.legend(fontsize=7)
+        samples = (row for run in arms["exgrpo"] for row in read_rows(run / "samples.jsonl"))
+        replayed = [kind_of(row) for row in samples if row["replayed"]]
+        luck = [*(shares.get(k, (0, 0)) for k in (1, K // 2)), (replayed.count("lucky"), len(replayed))]
+        cells = [f"{part / whole:.2f} of {whole}" if whole else "none" for part, whole in luck]
+        rows.append([setting, *entropy_cells(entropies), *cells])
+    write_whole(target, picture(figure, "png"))
+    return markdown(head.split("|"), rows)
+
+
+def entropy_cells(entropies: Mapping[str, Sequence[float]]) -> list[str]:
+    """Counts and means of each kind's entropies, and how well those of the reasoned are told from the others'."""
+    numbers = " / ".join(str(len(values)) for values in entropies.values())
+    means = " / ".join(f"{fmean(values):.2f}" if values else "none" for values in entropies.values())
+    few = {name: values[:2000] for name, values in entropies.items()}
+    pairs = [(few["reasoned"], few[other]) for other in ("wrong", "lucky")]
+    return [numbers, means, *(f"{separation(low, high):.2f}" if low and high else "none" for low, high in pairs)]
+
+
+def draw_buffer(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """Questions in the buffer by the successes k of their latest group, stacked, and the retired ones, over steps."""
+    rows = [row for row in rows if "buffer/buckets" in row]  # not the first, before training
+    steps, ks = [row["step"] for row in rows], sorted({int(k) for row in rows for k in row["buffer/buckets"]})
+    if ks:
+        counts = [[row["buffer/buckets"].get(str(k), 0) for row in rows] for k in ks]
+        colours = pyplot().get_cmap("viridis")(numpy.linspace(0, 1, len(ks)))
+        axis.stackplot(steps, counts, labels=[f"k = {k}" for k in ks], colors=colours)
+    axis.plot(steps, [row["buffer/retired"] for row in rows], "k--", label="retired")
+    axis.set(title="questions in the buffer, by bucket (first run)", xlabel="step")

@@ -1,23 +1,15 @@
 """Several devices: data parallelism over processes that torchrun starts. With one process everything here does nothing.
 
     torchrun --nproc-per-node 8 -- train.py --model Qwen2.5-Math-1.5B
-    torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400 -- train.py ...   (on each node)
-
-(Without the lone -- torchrun takes train.py's --run for an abbreviation of an option of its own.)
-
-Ctrl-C and SIGTERM are for torchrun, which passes them on, waits 30 s and kills what is left. A run ends only after the
-current step, with a checkpoint, so where steps take longer give torchrun more time, on every node: `--shutdown-timeout
-1800` before the --, or TORCH_ELASTIC_SHUTDOWN_TIMEOUT=1800 in its environment, which versions of torch that know
-neither ignore (with those, rely on --save-every).
+    torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400 -- train.py ...   (on each
+    node)
 
 Every process has the whole model, its own share of the questions and its own replay buffer. It samples and scores its
-B/N groups alone; then gradients are *summed*, since the loss is divided by the rows and tokens of all processes
-together, so that an update equals one process's update on the whole batch, whatever the lengths. (ρ is taken of each
-process's share: with a single question a process, nothing is replayed.)
+B/N groups alone. Then gradients are *summed*: the loss is divided by the rows and tokens of all processes together, so
+an update equals one process's update on the whole batch, whatever the lengths. ρ is taken of each process's share.
 
-Only the optimiser's state is sharded (ZeroRedundancyOptimizer). FSDP2 would shard weights and gradients too, and
-gather the weights for every token that is generated, or hold them whole during rollouts anyway; here `generate` is as
-fast as on one device.
+Only the optimiser's state is sharded (ZeroRedundancyOptimizer): rollouts need the whole weights for every token. How to
+start, stop and size such a run is in docs/gpus.md.
 """
 
 from __future__ import annotations
@@ -51,6 +43,11 @@ def is_main() -> bool:
     return rank() == 0
 
 
+def speaks() -> bool:
+    """`is_main`, known before the processes have met, from what torchrun tells each."""
+    return int(os.environ.get("RANK", 0)) == 0
+
+
 def start(device: str) -> None:
     """Join the processes that torchrun started, if it did. device: as --device names it."""
     if int(os.environ.get("WORLD_SIZE", 1)) == 1 or dist.is_initialized():
@@ -64,8 +61,9 @@ def start(device: str) -> None:
 
 
 def lost_another(error: BaseException) -> bool:
-    """Whether an error says that another process has ended, and no more than that: NCCL's have a type of their own, gloo's
-    are plain RuntimeErrors that name its file ("…/gloo/transport/tcp/pair.cc:553] Connection closed by peer")."""
+    """Whether an error says that another process has ended, and no more than that: NCCL's have a type of their own,
+    gloo's are plain RuntimeErrors that name its file ("…/gloo/transport/tcp/pair.cc:553] Connection closed by
+    peer")."""
     return world_size() > 1 and (isinstance(error, dist.DistError) or "gloo/transport" in str(error))
 
 
@@ -93,6 +91,12 @@ def total(values: dict[str, float]) -> dict[str, float]:
     if world_size() == 1:
         return values
     return dict(zip(values, summed(torch.tensor(list(values.values()), dtype=torch.float64)).tolist()))
+
+
+def mean(values: Sequence[float]) -> float:
+    """Over the values of all processes."""
+    sums = total({"sum": sum(values), "count": len(values)})
+    return sums["sum"] / sums["count"]
 
 
 def gather(rows: list[list[float]]) -> list[list[float]]:

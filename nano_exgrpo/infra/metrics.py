@@ -19,12 +19,10 @@ import torch
 from nano_exgrpo.config import TrainConfig
 from nano_exgrpo.evaluation.statistics import accuracy_interval
 from nano_exgrpo.infra import distributed
-from nano_exgrpo.infra.checkpoint import list_checkpoints
-from nano_exgrpo.infra.run_folder import read_lines
-from nano_exgrpo.logprobs import token_batches, token_logprobs
+from nano_exgrpo.infra.run_folder import list_checkpoints, read_lines
 from nano_exgrpo.policy import Policy
 from nano_exgrpo.replay import ReplayBuffer
-from nano_exgrpo.rollout import Trajectory
+from nano_exgrpo.trajectory import Trajectory
 
 
 def step_metrics(
@@ -32,22 +30,23 @@ def step_metrics(
 ) -> dict[str, Any]:
     """Metrics of one step's groups, rewarded, and of the buffer after it.
 
-    reward: success rate of the fresh rollouts. questions/solved, /failed: shares of groups whose K trajectories, the
-    replayed one included, all succeed or all fail, and so have no gradient. num_tokens: of this step's rollouts.
-    replayed_questions: asked because the buffer said so, with a stored trajectory or (--trajectory-choice none) without.
+    reward: mean of the fresh rollouts. questions/solved, /failed: shares of groups whose K trajectories, the replayed
+    one included, are all right or none. num_tokens: of this step's rollouts.
+    replayed_questions: asked because the buffer said so, with a stored trajectory or (--trajectory-choice none)
+    without.
     scored_tokens: of stored successes that were scored to choose the replayed ones.
     """
     new = [t for group in groups for t in group if not t.replayed]
     eligible = buffer.eligible()
     sums = distributed.total(
         {
-            "right": sum(t.reward for t in new),
+            "reward": sum(t.reward for t in new),
             "rollouts": len(new),
             "tokens": sum(len(t.response_ids) for t in new),
             "truncated": sum(t.truncated for t in new),
             "groups": len(groups),
-            "solved": sum(all(t.reward == 1 for t in group) for group in groups),
-            "failed": sum(all(t.reward == 0 for t in group) for group in groups),
+            "solved": sum(all(t.right for t in group) for group in groups),
+            "failed": sum(not any(t.right for t in group) for group in groups),
             "replayed": replayed_questions,
             "stored": len(buffer.stored),
             "trajectories": len(buffer),
@@ -57,7 +56,7 @@ def step_metrics(
         }
     )
     return {
-        "reward": sums["right"] / sums["rollouts"],
+        "reward": sums["reward"] / sums["rollouts"],
         "questions/solved": sums["solved"] / sums["groups"],
         "questions/failed": sums["failed"] / sums["groups"],
         "completions/mean_length": sums["tokens"] / sums["rollouts"],
@@ -73,30 +72,22 @@ def step_metrics(
     }
 
 
-def sample_rows(policy: Policy, groups: Sequence[Sequence[Trajectory]], config: TrainConfig) -> list[dict[str, Any]]:
+def sample_rows(policy: Policy, groups: Sequence[Sequence[Trajectory]], count: int) -> list[dict[str, Any]]:
     """Rows of samples.jsonl: `choose_samples` of this step's trajectories, under the policy that produced them."""
-    logged = choose_samples(groups, config.log_samples)
+    logged = choose_samples(groups, count)
     rows: list[dict[str, Any]] = [{} for _ in logged]
-    lengths = [len(t.prompt_ids) + len(t.response_ids) for t in logged]
-    for batch in token_batches(lengths, config.train_batch_tokens):
+    for batch in policy.batches(logged):
         with torch.no_grad():
-            _, entropies, _ = token_logprobs(
-                policy,
-                [logged[i].prompt_ids for i in batch],
-                [logged[i].response_ids for i in batch],
-                temperature=config.temperature,
-                chunk_bytes=config.logits_megabytes * 2**20,
-            )  # [B, T]
+            entropies = policy.score([logged[i] for i in batch]).entropies  # [B, T]
         for place, i in enumerate(batch):
             t = logged[i]
             values = entropies[place, : len(t.response_ids)].cpu()  # [T]
-            t.entropy = values.mean().item()
             rows[i] = {
-                "question": t.question_id,
+                "question": t.question.id,
                 "prompt": policy.tokenizer.decode(t.prompt_ids),
                 "response": t.text,
                 "reward": t.reward,
-                "entropy": round(t.entropy, 5),
+                "entropy": round(values.mean().item(), 5),
                 "replayed": t.replayed,
                 "truncated": t.truncated,
                 "tokens": [policy.tokenizer.decode([id]) for id in t.response_ids.tolist()],
@@ -106,9 +97,9 @@ def sample_rows(policy: Policy, groups: Sequence[Sequence[Trajectory]], config: 
 
 
 def choose_samples(groups: Sequence[Sequence[Trajectory]], count: int) -> list[Trajectory]:
-    """`count` trajectories, -1 for all: the first two of groups spread evenly over the batch, more of each where the groups
-    are too few. Replayed groups stand first in a batch, and the replayed trajectory first in its group: so both kinds of
-    groups are seen, and what is replayed beside what is fresh."""
+    """`count` trajectories, -1 for all: the first two of groups spread evenly over the batch, more of each where the
+    groups are too few. Replayed groups stand first in a batch, and the replayed trajectory first in its group: so both
+    kinds of groups are seen, and what is replayed beside what is fresh."""
     if count < 0:
         return [t for group in groups for t in group]
     rows = max(2, math.ceil(count / len(groups)))  # of each group
@@ -117,14 +108,14 @@ def choose_samples(groups: Sequence[Sequence[Trajectory]], count: int) -> list[T
     return [t for group in spread for t in group[:rows]][:count]
 
 
-def eval_metrics(rewards: list[list[float]]) -> dict[str, Any]:
-    """rewards: of each question's samples."""
-    accuracy = accuracy_interval(rewards)
+def eval_metrics(right: list[list[float]]) -> dict[str, Any]:
+    """right: 1 or 0 for each of a question's samples."""
+    accuracy = accuracy_interval(right)
     return {
         "eval/accuracy": accuracy.value,
         "eval/low": accuracy.low,
         "eval/high": accuracy.high,
-        "eval/questions": len(rewards),
+        "eval/questions": len(right),
     }
 
 
@@ -134,6 +125,7 @@ def summary(run: Path, config: TrainConfig) -> str:
     The difference's interval adds the squared distances to the ends of both intervals ("square and add", Newcombe
     1998). It takes them as independent; they share their questions, so if anything it is too wide."""
     rows = [row for row in read_lines(run / "metrics.jsonl") if "eval/accuracy" in row]
+    before = rows[0].get("eval/before_warmup")
     first, last = ((row["eval/accuracy"], row["eval/low"], row["eval/high"]) for row in (rows[0], rows[-1]))
     gain = last[0] - first[0]
     low = gain - math.hypot(last[0] - last[1], first[2] - first[0])
@@ -145,15 +137,21 @@ def summary(run: Path, config: TrainConfig) -> str:
         f"({rows[-1]['eval/questions']} questions, {rows[-1]['step']} steps of {config.algo}, 95 % intervals)",
         f"look at   {run}/curves.png, {run}/samples.jsonl, python -m nano_exgrpo.evaluation.html_report {run}",
     ]
+    if before is not None:
+        lines.insert(
+            1, f"(all of it from rewards: the warm-up had raised it from {before:.3f} to {first[0]:.3f} before)"
+        )
     other = "grpo" if config.algo == "exgrpo" else "exgrpo"
     if config.model == "toy":
         preset = "" if config.preset == "toy" else f" --preset {config.preset}"
         lines.append(
-            f"try next  python train.py{preset} --algo {other}   python eval.py --model {run}, then the same with --show wrong"
+            f"try next  python train.py{preset} --algo {other}   python eval.py --model {run}, then the same with "
+            f"--show wrong"
         )
     else:
         lines.append(
-            f"try next  python eval.py --model {run} --bench gsm8k   python train.py --resume {run} --steps {2 * config.steps}"
+            f"try next  python eval.py --model {run} --bench gsm8k   python train.py --resume {run} "
+            f"--steps {2 * config.steps}"
         )
         if not list_checkpoints(run):
             lines[-1] = (

@@ -1,185 +1,186 @@
-"""What the loop starts from: the questions, their prompts, and the policy: a model loaded, or the toy, warmed up."""
+"""A training session: the state that steps change, and the run around it."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from tqdm import tqdm
 
-from nano_exgrpo import policy as policy_module
-from nano_exgrpo import questions as questions_module
-from nano_exgrpo import toy, warmup
-from nano_exgrpo.config import TrainConfig, to_dict
-from nano_exgrpo.errors import InputError
+from nano_exgrpo.config import TrainConfig
+from nano_exgrpo.errors import Interrupted
+from nano_exgrpo.evaluation.evaluate import evaluate
 from nano_exgrpo.infra import distributed
-from nano_exgrpo.infra.checkpoint import save_model
-from nano_exgrpo.infra.memory import ModelShape, shape_of
-from nano_exgrpo.infra.stop import StopRequest
-from nano_exgrpo.policy import Policy, encode_prompt, load_policy
-from nano_exgrpo.questions import (
-    Question,
-    load_questions,
-    mislabel,
-    possible_sums,
-    put_out_of_reach,
-    split_held_out,
-    sum_questions,
+from nano_exgrpo.infra.checkpoint import save_checkpoint, save_model, set_random_state
+from nano_exgrpo.infra.curves import plot_curves
+from nano_exgrpo.infra.files import append_lines
+from nano_exgrpo.infra.metrics import eval_metrics, summary
+from nano_exgrpo.infra.precision import (
+    adapter_state,
+    load_adapter,
+    own_part,
 )
-from nano_exgrpo.warmup import encode_demonstrations, shown, warm_up
+from nano_exgrpo.infra.run_folder import claim_run, open_run, reopen_run
+from nano_exgrpo.infra.stop import StopRequest
+from nano_exgrpo.infra.tracker import Track, open_tracker
+from nano_exgrpo.policy import Policy
+from nano_exgrpo.questions import Question, QuestionSampler
+from nano_exgrpo.replay import ReplayBuffer
+from nano_exgrpo.trajectory import Trajectory
+
+EVAL_TEMPERATURE = 0.6  # of the held-out questions, as in the paper
 
 
-def load_data(config: TrainConfig) -> tuple[list[Question], list[Question]]:
-    """(training questions, held-out questions)."""
-    if not config.data:
-        questions = toy_sums(config)
-    else:
-        questions = load_questions(
-            config.data, question_field=config.question_field, answer_field=config.answer_field, split=config.split
-        )
-    train_questions, held_out = split_held_out(questions, config.held_out, seed=config.seed)
-    if config.out_of_reach:
-        train_questions = put_out_of_reach(
-            train_questions,
-            config.out_of_reach,
-            seed=config.seed,
-            terms=2 * config.toy_most_terms,
-            largest=config.toy_largest,
-        )
-    return mislabel(train_questions, config.wrong_answers, seed=config.seed), held_out
+@dataclass
+class State:
+    """All that a step changes, and what it needs. A checkpoint holds it beside weights and random numbers.
+
+    questions: those that this process trains on. started: whether replay has begun. bad_steps: steps in a row whose
+    update was skipped. digest: of the questions. reward: gives r for a trajectory."""
+
+    policy: Policy
+    optimizer: torch.optim.Optimizer
+    sampler: QuestionSampler
+    buffer: ReplayBuffer
+    questions: list[Question]
+    held_out: list[Question]
+    digest: str
+    reward: Callable[[Trajectory], float]
+    step: int = 0
+    started: bool = False
+    bad_steps: int = 0
+    tokens_seen: int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain containers and tensors."""
+        return {
+            "step": self.step,
+            "started": self.started,
+            "bad_steps": self.bad_steps,
+            "tokens_seen": self.tokens_seen,
+            "questions": self.digest,
+            "sampler": self.sampler.state_dict(),
+            "buffer": self.buffer.state_dict(),
+            "optimizer": own_part(self.optimizer).state_dict(),
+            "adapter": adapter_state(self.policy.model),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises whatever comes of a state that is not this run's."""
+        own_part(self.optimizer).load_state_dict(state["optimizer"])
+        for parameter, moments in own_part(self.optimizer).state.items():
+            for moment in moments.values():
+                if torch.is_tensor(moment) and moment.dim() and moment.shape != parameter.shape:
+                    raise ValueError("the optimiser's state is of other weights")  # torch takes it without a word
+        load_adapter(self.policy.model, state["adapter"])
+        self.sampler.load_state_dict(state["sampler"])
+        self.buffer.load_state_dict(state["buffer"], {question.id: question for question in self.questions})
+        self.step, self.started = int(state["step"]), bool(state["started"])
+        self.bad_steps, self.tokens_seen = int(state["bad_steps"]), int(state["tokens_seen"])
+        set_random_state(state["random"])
 
 
-def toy_sums(config: TrainConfig) -> list[Question]:
-    """Training and held-out sums together. Raises InputError where there are not so many different ones."""
-    return sum_questions(
-        config.toy_questions + config.held_out,
-        seed=config.seed,
-        terms=(config.toy_fewest_terms, config.toy_most_terms),
-        largest=config.toy_largest,
-    )
+class Run:
+    """A run's folder from its first check to its last line. Of several processes one writes."""
 
+    def __init__(self, config: TrainConfig, stop: StopRequest) -> None:
+        self.config, self.stop, self.folder = config, stop, Path(config.run)
+        self.resumed = bool(config.resume)
+        self.track: Track = lambda step, row: None
+        self.bar: Any = None
+        self.before: dict[str, Any] = {}  # what was measured before a warm-up
+        if not self.resumed and distributed.is_main():
+            claim_run(self.folder, overwrite=config.overwrite)
 
-def encode_prompts(policy: Policy, questions: Sequence[Question], config: TrainConfig) -> dict[str, Tensor]:
-    """Prompt ids [P] by question id, without the prompts that are too long. Raises InputError if none is left."""
-    room = min(config.max_prompt_length, policy.context - config.max_response_length)
-    if room < 1:
-        raise InputError(
-            f"--max-response-length {config.max_response_length} leaves no room for a prompt in the model's context of "
-            f"{policy.context} tokens; lower it"
-        )
-    prompts = {q.id: encode_prompt(policy, q.prompt, config.system_prompt) for q in questions}
-    for q in questions if config.model == "toy" else ():
-        if q.prompt not in policy.tokenizer.decode(prompts[q.id]):  # it drops what it has no token for
-            raise InputError(
-                f"the toy reads only sums such as 3 + 8 + 5, not {q.prompt[:60]!r}; name a --model for other data"
+    def begin(self, state: State) -> None:
+        """Evaluate a new run for the first time and make the folder its own. What fails or is stopped before leaves the
+        folder as it was."""
+        self.refuse_if_stopped()
+        first = {} if self.resumed else held_out_metrics(state, self.config)
+        self.refuse_if_stopped()
+        if distributed.is_main():
+            self.track = open_tracker(self.config)
+        if distributed.is_main() and self.resumed:
+            reopen_run(self.folder, {**asdict(self.config), "resume": ""}, state.step)
+        elif distributed.is_main():
+            open_run(self.folder, asdict(self.config))
+            self.log(0, {**self.before, **first}, [])
+
+    def log(self, step: int, row: dict[str, Any], samples: list[dict[str, Any]]) -> None:
+        if distributed.is_main():
+            append_lines(self.folder / "metrics.jsonl", [{"step": step, **row}])
+            self.track(step, row)
+            append_lines(self.folder / "samples.jsonl", [{"step": step, **sample} for sample in samples])
+
+    def steps(self, state: State) -> Iterable[int]:
+        """The numbers of the steps to do, with a progress bar on a terminal."""
+        first, last = state.step + 1, self.config.steps
+        hidden = not distributed.is_main() or not sys.stderr.isatty()
+        self.bar = tqdm(range(first, last + 1), desc=self.config.algo, initial=state.step, total=last, disable=hidden)
+        return self.bar
+
+    def show(self, step: int, row: dict[str, Any]) -> None:
+        """How it goes: beside the bar, or where there is none a line every ten steps."""
+        names = {"reward": "reward", "entropy": "entropy", "buffer": "buffer/questions", "retired": "buffer/retired"}
+        shown = {name: row[key] for name, key in {**names, "tok_s": "tokens_per_second"}.items()}
+        shown = {name: f"{value:.2f}" if isinstance(value, float) else str(value) for name, value in shown.items()}
+        self.bar.set_postfix(shown)
+        if self.bar.disable and distributed.is_main() and (step % 10 == 0 or step == self.config.steps):
+            print(f"step {step} of {self.config.steps}: " + ", ".join(f"{k} {v}" for k, v in shown.items()), flush=True)
+
+    def save_if_due(self, state: State) -> bool:
+        """Write a checkpoint where it is time. Returns whether the run was asked to stop, and so is over."""
+        config, last = self.config, state.step == self.config.steps
+        stopping = not last and self.stop_asked()
+        due = config.save_every and state.step % config.save_every == 0
+        # A resumed run has an older checkpoint. Without one of its end, more --steps would undo what followed that.
+        if stopping or due or (last and (config.save_every or self.resumed)):
+            self.save(state)
+        if stopping and distributed.is_main():
+            start = (
+                "python"
+                if distributed.world_size() == 1
+                else f"torchrun --nproc-per-node {distributed.world_size()} --"
             )
-    fitting = {id: ids for id, ids in prompts.items() if len(ids) <= room}
-    if len(fitting) < len(prompts):
-        print(
-            f"skipped {len(prompts) - len(fitting)} of {len(prompts)} questions: their prompts are longer than {room} tokens"
-        )
-    if not fitting:
-        change = "raise --max-prompt-length" if room == config.max_prompt_length else "lower --max-response-length"
-        raise InputError(f"every prompt is longer than {room} tokens; {change}")
-    return fitting
+            print(f"\nstopped after step {state.step}; go on with: {start} train.py --resume {self.folder}")
+        return stopping
 
+    def save(self, state: State) -> None:
+        save_checkpoint(self.folder, state.step, state.policy, state.state_dict())
 
-def check_counts(config: TrainConfig, training: int, held_out: int) -> None:
-    """Raises InputError where a process, or one of its updates, would have no question."""
-    processes = distributed.world_size()
-    needed, available = config.updates_per_step * processes, min(config.questions_per_step, training)
-    if available < needed:
-        raise InputError(
-            f"a step needs at least {needed} questions, one for each update (--updates-per-step {config.updates_per_step}) of each "
-            f"process, and has {available}"
-        )
-    if held_out < processes:
-        raise InputError(f"{held_out} held-out questions are too few for {processes} processes; raise --held-out")
+    def stop_asked(self) -> bool:
+        """Whether any of the processes was asked to."""
+        return bool(distributed.total({"stop": self.stop.requested})["stop"])
 
-
-def start_policy(config: TrainConfig, device: torch.device, stop: StopRequest, dtype: torch.dtype) -> Policy:
-    """The policy that the run starts from, its weights in `dtype`: a model as it is, or the toy, which has learned a
-    little (in fp32). Raises Interrupted where `stop` is requested meanwhile."""
-    if config.model != "toy":
-        return load_policy(config.model, device=device, dtype=dtype)
-    policy = warmed_up_toy(config, device, stop)
-    for parameter in policy.model.parameters():
-        parameter.data = parameter.data.to(dtype)  # not model.to, which would also round the tables of RoPE
-    return policy
-
-
-def warmed_up_toy(config: TrainConfig, device: torch.device, stop: StopRequest) -> Policy:
-    """Build the toy and warm it up on its demonstrations, or take it from the cache where that was done before."""
-    cache = Path(config.run).parent / ".warmup" / warmup_key(config, device)
-    if config.warmup_cache and (cache / "config.json").exists():
-        print(f"warmed-up policy from {cache} (--no-warmup-cache to make it anew)")
-        return load_policy(str(cache), device=device)
-    policy = toy.build_policy(seed=config.seed, device=device, hidden=config.toy_hidden, layers=config.toy_layers)
-    phases = toy_phases(config)
-    if not phases:
-        return policy
-    with shown(sum(steps for _, steps, _ in phases), stop) as on_step:
-        for pairs, steps, lr in phases:
-            # Not by the run's optimiser and micro-batches: the toy stands for a model that was trained elsewhere, and one
-            # cache serves all runs.
-            optimizer = torch.optim.AdamW(policy.model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
-            examples = encode_demonstrations(policy, pairs, config.system_prompt)
-            warm_up(
-                policy,
-                optimizer,
-                examples,
-                steps=steps,
-                batch_size=config.warmup_batch,
-                seed=config.seed,
-                on_step=on_step,
+    def refuse_if_stopped(self) -> None:
+        if self.stop_asked():
+            raise Interrupted(
+                "stopped before the first step; the run's folder is as it was, so start again with the same command"
             )
-    save_model(policy, cache)
-    return policy
+
+    def finish(self, state: State) -> None:
+        """Write the model and the curves, and say what came out."""
+        if distributed.is_main():
+            save_model(state.policy, self.folder / "model")
+            plot_curves({self.config.algo: self.folder}, self.folder / "curves.png")
+            print(summary(self.folder, self.config))
 
 
-def toy_phases(config: TrainConfig) -> list[tuple[list[tuple[str, str]], int, float]]:
-    """(demonstrations, steps, peak learning rate) of each phase of the toy's warm-up; none where none is asked for."""
-    if not config.warmup_steps:
-        return []
-    asked, held_out = split_held_out(toy_sums(config), config.held_out, seed=config.seed)
-    if config.toy_demonstrations:
-        terms = (config.toy_fewest_terms, config.toy_most_terms)
-        count = min(config.toy_demonstrations, possible_sums(terms, config.toy_largest))
-        kept = {q.prompt for q in held_out}
-        asked = [
-            q
-            for q in sum_questions(count, seed=config.seed, terms=terms, largest=config.toy_largest)
-            if q.prompt not in kept
-        ]
-    pairs = toy.demonstrations(
-        asked,
-        reasoning=config.toy_reasoning,
+def held_out_metrics(state: State, config: TrainConfig) -> dict[str, Any]:
+    """The policy's accuracy on held-out questions, with its interval."""
+    if state.step == 0 and distributed.is_main():
+        print(f"evaluating on {len(state.held_out)} held-out questions", flush=True)
+    groups = evaluate(
+        state.policy.at(EVAL_TEMPERATURE),
+        distributed.shard(state.held_out),
+        samples=1,
+        max_new_tokens=config.max_response_length,
+        batch_size=config.rollout_batch,
         seed=config.seed,
-        largest=config.toy_largest,
-        widest_guess=config.toy_widest_guess,
+        reward=state.reward,
     )
-    phases = [(pairs, config.warmup_steps, config.warmup_lr)]
-    if config.toy_skill_steps:
-        skilled = toy.demonstrations(asked, reasoning=1.0, seed=config.seed, largest=config.toy_largest)
-        phases.insert(0, (skilled, config.toy_skill_steps, config.toy_skill_lr))
-    return phases
-
-
-def toy_shape(config: TrainConfig) -> ModelShape:
-    return shape_of(toy.build_policy(seed=config.seed, hidden=config.toy_hidden, layers=config.toy_layers).model)
-
-
-def warmup_key(config: TrainConfig, device: torch.device) -> str:
-    """Names the cache of a warmed-up toy by all that shapes it: settings, where it is computed, versions, and the code
-    that draws its sums, demonstrates, encodes and trains."""
-    import transformers
-
-    names = ("warmup_steps", "warmup_batch", "warmup_lr", "seed", "held_out", "system_prompt", "threads")
-    settings = {k: v for k, v in to_dict(config).items() if k.startswith("toy_") or k in names}
-    parts = [settings, device.type, torch.__version__, transformers.__version__]
-    files = (__file__, *(module.__file__ for module in (questions_module, policy_module, toy, warmup)))
-    code = b"".join(Path(file).read_bytes() for file in files)
-    return hashlib.sha256(json.dumps(parts).encode() + code).hexdigest()[:16]
+    return eval_metrics(distributed.gather([[float(t.right) for t in group] for group in groups]))
