@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import platform
 import random
 import sys
@@ -39,11 +40,11 @@ from nano_exgrpo.evaluation.generations import Generation, by_benchmark, by_ques
 from nano_exgrpo.evaluation.html_report import visible
 from nano_exgrpo.evaluation.settings import EvalConfig
 from nano_exgrpo.evaluation.statistics import average
-from nano_exgrpo.infra.files import Unwritable, read_json, write_text
+from nano_exgrpo.infra.files import Unwritable, write_text
 from nano_exgrpo.infra.loading import load_policy, read_config, resolve_device, resolve_model_name
 from nano_exgrpo.infra.precision import resolve_dtypes
 from nano_exgrpo.infra.prepare import load_data
-from nano_exgrpo.infra.run_folder import list_checkpoints
+from nano_exgrpo.infra.run_folder import is_run, list_checkpoints
 from nano_exgrpo.policy import Policy
 from nano_exgrpo.questions import questions_digest
 
@@ -98,7 +99,8 @@ def find_subject(model: str, out: str = "") -> Subject:
     if model in ("", "toy"):
         raise InputError("name what to evaluate with --model: a run folder of train.py, a model folder or a hub id")
     path = Path(model)
-    folders = [path, *path.resolve().parents[:3]] if path.is_dir() else []  # of <run>/checkpoints/step-…/model, the run
+    # A run, or its <run>/checkpoints/step-…/model. Unlike Path.is_dir, os.path.isdir takes a name of any length.
+    folders = [path, *path.resolve().parents[:3]] if os.path.isdir(path) else []
     home = next((folder for folder in folders if is_run(folder)), None)
     if home is None:
         resolve_model_name(model)  # fails here rather than after a folder was made
@@ -120,20 +122,12 @@ def find_subject(model: str, out: str = "") -> Subject:
     )
 
 
-def is_run(folder: Path) -> bool:
-    """Whether the folder's config.json is a run's. (A model has one, too.)"""
-    try:
-        return "algo" in read_json(folder / "config.json", "run")
-    except InputError:
-        return False
-
-
 def load_tasks(config: EvalConfig, subject: Subject) -> list[Task]:
     """The benchmarks asked for, each with its questions. Raises InputError."""
     data = Path(config.data) if config.data else None
     if config.bench == "held-out" or (not config.bench and not data and subject.run):
         names = ["held-out"]
-    elif config.bench or not (data and data.is_file()):
+    elif config.bench or not (data and os.path.isfile(data)):
         if not config.bench:
             raise InputError(
                 f"{config.model} is no run: name benchmarks with --bench, or a file of questions with --data"
@@ -141,7 +135,7 @@ def load_tasks(config: EvalConfig, subject: Subject) -> list[Task]:
         names = benchmark_names(config.bench)
     else:
         names = [data.stem]
-    if data and not data.is_dir() and len(names) > 1:
+    if data and not os.path.isdir(data) and len(names) > 1:
         raise InputError(f"--data {data} is one file and cannot stand in for {len(names)} benchmarks; give a folder")
     tasks = []
     for name in names:
@@ -153,7 +147,8 @@ def load_tasks(config: EvalConfig, subject: Subject) -> list[Task]:
                 )
             name, (_, questions) = "held-out" if subject.run.data else "toy", load_data(subject.run)
         else:
-            questions = load_benchmark(name, str(data / f"{name}.jsonl") if data and data.is_dir() else config.data)
+            file = str(data / f"{name}.jsonl") if data and os.path.isdir(data) else config.data
+            questions = load_benchmark(name, file)
             if not data and len(questions) != benchmark.size:
                 print(f"{name}: {len(questions)} questions came from the hub, not {benchmark.size}", file=sys.stderr)
         if config.limit and config.limit < len(questions):
@@ -234,7 +229,7 @@ def compare(config: EvalConfig, given: set[str], names: Sequence[str]) -> str:
     """Is B better than A? Each is a folder of generations, or a run or model, which is then evaluated first."""
     sides = []
     for name in names:
-        if (Path(name) / "generations.jsonl").is_file():
+        if os.path.isfile(Path(name) / "generations.jsonl"):
             sides.append(list(kept.read_generations(Path(name)).values()))
         else:
             print(f"\n{name}")
@@ -249,7 +244,7 @@ def kept_folder(config: EvalConfig) -> Path:
     """The folder that --regrade and --show work on. Raises InputError when it holds no generations, or when the model
     was trained on since."""
     folder = Path(config.out) if config.out else find_subject(config.model).out
-    if not (folder / "generations.jsonl").is_file():
+    if not os.path.isfile(folder / "generations.jsonl"):
         raise InputError(f"folder {folder} holds no generations.jsonl; evaluate first, or name the folder with --out")
     weights = kept.read_settings(folder).get("weights")
     if not config.out and weights != kept.weights_digest(Path(find_subject(config.model).weights)):

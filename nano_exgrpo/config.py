@@ -268,6 +268,8 @@ def check_fields(config: Any) -> None:
         if kind is float and type(value) is int and abs(value) <= MANY:  # 1 for 1.0 is what JSON and people write
             setattr(config, field.name, value := float(value))
         require(config, field.name, type(value) is kind, f"of type {kind.__name__}")
+        if kind is str:  # not half a surrogate pair, which Python makes of a byte that is no UTF-8
+            require(config, field.name, value == value.encode(errors="ignore").decode(), "Unicode text")
         if about["choices"]:
             require(config, field.name, value in about["choices"], f"one of {', '.join(about['choices'])}")
         elif kind in (int, float):

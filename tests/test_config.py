@@ -109,6 +109,7 @@ BAD = [
     ("algo", "ppo", "--algo must be one of exgrpo, grpo, got ppo"),
     ("question_draw", "unifrom", "--question-draw must be one of gaussian, uniform, got unifrom"),
     ("difficulty", "brutal", "--difficulty must be one of all, hard, medium, easy, got brutal"),
+    ("system_prompt", "half \ud800", "--system-prompt must be Unicode text"),
     ("preset", "huge", "--preset must be one of"),
     ("updates_per_step", 999, "--updates-per-step must be at most --questions-per-step"),
 ]

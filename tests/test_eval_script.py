@@ -382,6 +382,9 @@ def test_the_frozen_weights_of_an_unfinished_lora_run_are_not_evaluated(run, cap
         (["--model", "RUN/model/..", "--bench", "math500"], "math500.*hub.*--data"),  # no network here
         (["--model", "RUN", "--bench", "ood", "--data", "x.jsonl"], "one file and cannot stand in for 3"),
         (["--model", "RUN", "--data", "x.jsonl", "--bench", "gsm8k"], "x.jsonl does not exist"),
+        (["--model", "n" * 300], "neither a folder nor a hub id"),
+        (["--model", "RUN", "--data", "n" * 300], "does not exist"),
+        (["--model", "RUN", "--regrade", "--out", "n" * 300], "holds no generations.jsonl"),
         (["--model", "a/b"], "a/b is no run: name benchmarks with --bench"),
         (["--model", "a/b", "--bench", "held-out"], "only a run has held-out questions"),
         (["--model", "RUN", "--temperature", "-1"], "--temperature must be between 0 and 100"),

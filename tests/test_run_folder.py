@@ -20,7 +20,7 @@ def config_of(run) -> dict:
 def test_a_folder_with_another_run_is_refused_and_left_alone(tmp_path):
     run = tmp_path / "run"
     claim_run(run, overwrite=False)
-    open_run(run, {"algo": "grpo", "seed": 1})
+    open_run(run, {"algo": "grpo", "group_size": 2, "run": "run", "seed": 1})
     append_lines(run / "metrics.jsonl", [{"step": 1}])
     with pytest.raises(
         InputError, match=r"already holds a run; go on with --resume .*run, replace it with --overwrite"
@@ -29,7 +29,8 @@ def test_a_folder_with_another_run_is_refused_and_left_alone(tmp_path):
     assert "\n" not in str(error.value)
     claim_run(run, overwrite=True)  # not a byte is touched before the new run really begins
     assert config_of(run)["seed"] == 1 and read_lines(run / "metrics.jsonl") == [{"step": 1}]
-    (run / "notes.txt").write_text("mine")
+    for mine in ("notes.txt", ".secret.tmp", ".notes.old"):
+        (run / mine).write_text("mine")
     (run / "checkpoints" / "step-000001").mkdir(parents=True)
     for name in ("eval", "eval-step-000001"):  # of the replaced run: --show would take them for the new one's
         (run / name).mkdir()
@@ -37,10 +38,11 @@ def test_a_folder_with_another_run_is_refused_and_left_alone(tmp_path):
     for litter in (".model.12.tmp", "checkpoints/.step-000002.12.tmp", ".model.12.old"):  # of a kill in a save
         (run / litter).mkdir()
     open_run(run, {"algo": "grpo", "seed": 2})
-    assert sorted(p.name for p in run.iterdir()) == ["config.json", "notes.txt"] and config_of(run)["seed"] == 2
+    assert sorted(p.name for p in run.iterdir()) == [".notes.old", ".secret.tmp", "config.json", "notes.txt"]
+    assert config_of(run)["seed"] == 2
 
 
-@pytest.mark.parametrize("config", [None, "", "{", "[1]", '{"model_type": "qwen2"}'])
+@pytest.mark.parametrize("config", [None, "", "{", "[1]", '{"model_type": "qwen2"}', '{"algo": "gptq"}'])
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_folder_with_something_else_in_it_is_never_replaced(tmp_path, config, overwrite):
     """A model's folder has a config.json, too. Only one of train.py proves a run."""

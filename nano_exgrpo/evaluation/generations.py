@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import typing
 from collections.abc import Callable, Iterable
@@ -108,7 +109,7 @@ def open_folder(folder: Path, wanted: dict[str, Any], *, overwrite: bool) -> dic
     """Make or reopen the folder; what it already holds.
 
     wanted: all that decides what is generated. Raises InputError when that is not what the folder was made with."""
-    fresh = overwrite or not (folder / "settings.json").exists()
+    fresh = overwrite or not os.path.exists(folder / "settings.json")
     held = {**wanted, "benchmarks": {}} if fresh else read_settings(folder)
     remedy = "give the same, start over with --overwrite, or name another folder with --out"
     for name, value in wanted.items():

@@ -6,6 +6,7 @@ there. What loads is asked a few tokens: the method is exact for it, or one sent
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -69,7 +70,7 @@ def resolve_model_name(name: str) -> str:
     >>> resolve_model_name("Qwen2.5-Math-1.5B")
     'Qwen/Qwen2.5-Math-1.5B'
     """
-    if name and Path(name).is_dir():
+    if name and os.path.isdir(name):  # unlike Path.is_dir, it takes a name of any length
         return name
     if name in BACKBONES:
         return BACKBONES[name].hub_id
@@ -77,7 +78,7 @@ def resolve_model_name(name: str) -> str:
     if slash and organisation and model and "/" not in model and not name.startswith((".", "~")):
         return name
     raise InputError(
-        f"model {name} is neither a folder nor a hub id of the form organisation/name; "
+        f"model {name[:200]} is neither a folder nor a hub id of the form organisation/name; "
         f"short names: toy, {', '.join(BACKBONES)}"
     )
 

@@ -55,9 +55,9 @@ def claim_run(folder: Path, *, overwrite: bool) -> None:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a config.json of train.py proves that this folder is a run's."""
+    """Whether a config.json of train.py proves that this folder is a run's. (A model and other tools have one, too.)"""
     try:
-        return "algo" in read_json(folder / "config.json", "")
+        return {"algo", "run", "seed", "group_size"} <= read_json(folder / "config.json", "").keys()
     except InputError:
         return False
 
@@ -103,8 +103,9 @@ def open_run(folder: Path, config: dict[str, Any]) -> None:
 
 
 def unfinished(folder: Path) -> list[Path]:
-    """What a run that was killed in the middle of a save has left."""
-    return [*folder.glob(".*.tmp"), *folder.glob(".*.old"), *folder.glob("checkpoints/.*")]
+    """What a run that was killed in the middle of a save has left, as .model.<pid>.tmp; no other hidden file."""
+    left = [path for name in ("config.json", *OWN) for path in folder.glob(f".{name}.[0-9]*.*")]
+    return [*left, *folder.glob("checkpoints/.*")]
 
 
 def reopen_run(folder: Path, config: dict[str, Any], step: int) -> None:
@@ -115,6 +116,8 @@ def reopen_run(folder: Path, config: dict[str, Any], step: int) -> None:
     last = max((step_of(row, folder) for row in read_lines(folder / "metrics.jsonl")), default=0)
     if last > step:
         print(f"the last checkpoint is of step {step}: what came after it, up to step {last}, is done again")
+    elif last < step:
+        print(f"metrics.jsonl is damaged: its rows end at step {last}, the checkpoint is of step {step}")
     rewind(folder, step)
     shutil.rmtree(folder / "model", ignore_errors=True)
     write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
