@@ -105,20 +105,13 @@ def train(config: TrainConfig, stop: StopRequest | None = None) -> Path:
     Raises InputError, and Interrupted where there is nothing yet to save."""
     run = Run(config, stop or StopRequest())
     state = prepare(config, run)
-    run.refuse_if_stopped()
-    run.begin(state, {} if run.resumed else held_out_metrics(state, config))
-    for step in (progress := run.steps(state)):
+    run.begin(state)
+    for step in run.steps(state):
         row, samples = train_step(state, config)
         if step == config.steps or (config.eval_every and step % config.eval_every == 0):
             row.update(held_out_metrics(state, config))
         run.log(step, row, samples)
-        progress.set_postfix(
-            reward=f"{row['reward']:.2f}",
-            entropy="-" if row["entropy"] is None else f"{row['entropy']:.2f}",
-            buffer=row["buffer/questions"],
-            retired=row["buffer/retired"],
-            tok_s=row["tokens_per_second"],
-        )
+        run.show(step, row)
         if state.bad_steps >= MOST_BAD_STEPS:
             run.save(state)
             raise InputError(

@@ -15,6 +15,9 @@ The text is plain Markdown with four kinds of marks:
     <!-- check EXPRESSION -->                      must be true there: holds the numbers of the prose
     <!--= EXPRESSION -->…<!--/-->                  its value, in the prose
 
+docs/tutorial.ipynb is made from the same text: a block that is run becomes a cell with its output, all else, quotations
+included, is text. It needs nbformat; where that is not installed, the notebook is left as it is and a sentence says so.
+
 A function that has moved to another file, or code that has moved to another function, is found again if its text is
 still there once; what cannot be found is an error. tests/test_tutorial.py fails when anything is out of date.
 """
@@ -36,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOK = ROOT / "docs" / "tutorial.ipynb"
 SOURCES = ("train.py", "eval.py", "study.py", "nano_exgrpo/**/*.py")
 
 MARK = re.compile(
@@ -171,6 +175,81 @@ def render(text: str, *, relocate: bool = False) -> tuple[str, list[str]]:
         os.chdir(before)
 
 
+# --------------------------------------------------------------------------------------------- the notebook
+
+RUN = re.compile(r"```python run\n(?P<code>.*?)\n```\n(?:\n```text\n(?P<output>.*?)\n?```\n)?", re.DOTALL)
+START = """# Run from the project's folder, wherever the notebook was opened.
+import os
+import sys
+from pathlib import Path
+
+os.chdir(next(folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / "train.py").is_file()))
+sys.path.insert(0, os.getcwd())"""
+
+
+def prose(text: str) -> str:
+    """Markdown of a cell: no marks, no folds (an answer spans several cells), links as seen from docs/."""
+    text = re.sub(r"(?m)^<!--.*?-->\n|<!--.*?-->", "", text)
+    text = text.replace("<details><summary>Answer</summary>", "**Answer.**").replace("</details>", "")
+
+    def link(match: re.Match[str]) -> str:
+        target = match[1]
+        if target.startswith("#") or "://" in target:
+            return f"]({target})"
+        return f"]({target.removeprefix('docs/')})" if target.startswith("docs/") else f"](../{target})"
+
+    return re.sub(r"\n{3,}", "\n\n", re.sub(r"\]\(([^)\s]+)\)", link, text)).strip("\n")
+
+
+def anchors(text: str) -> dict[str, str]:
+    """GitHub's anchor of each heading (lower case, no punctuation) -> Jupyter's (its words)."""
+    headings = [heading.strip() for heading in re.findall(r"^#+ (.+)$", RUN.sub("", text), re.MULTILINE)]
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-"): h.replace(" ", "-") for h in headings}
+
+
+def notebook(text: str) -> Any:
+    """The text as a notebook (nbformat 4). Raises ImportError without nbformat."""
+    from nbformat import v4
+
+    for github, jupyter in anchors(text).items():
+        text = text.replace(f"](#{github})", f"](#{jupyter})")
+    cells = [v4.new_code_cell(START)]
+    end = 0
+    for match in [*RUN.finditer(text), None]:
+        between = prose(text[end : match.start() if match else None])
+        if between:
+            cells.append(v4.new_markdown_cell(between))
+        if match:
+            outputs = [v4.new_output("stream", text=match["output"] + "\n")] if match["output"] else []
+            cells.append(v4.new_code_cell(match["code"], outputs=outputs))
+            end = match.end()
+    for number, cell in enumerate(cells):
+        cell["id"] = f"cell-{number}"
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    return v4.new_notebook(cells=cells, metadata={"kernelspec": kernel, "language_info": {"name": "python"}})
+
+
+def write_whole(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def sync_notebook(text: str, *, check: bool) -> bool:
+    """Bring the notebook up to date with the text; whether it is, or cannot be told."""
+    try:
+        import nbformat
+    except ImportError:
+        print(f"{NOTEBOOK.name}: left as it is; pip install nbformat to make it")
+        return True
+    made = nbformat.writes(notebook(text)) + "\n"
+    fresh = NOTEBOOK.is_file() and NOTEBOOK.read_text(encoding="utf-8") == made
+    if not fresh and not check:
+        write_whole(NOTEBOOK, made)
+    print(f"{NOTEBOOK.name}: {'up to date' if fresh else 'out of date' if check else 'updated'}")
+    return fresh or not check
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         "docs/sync.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -187,11 +266,11 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{path.name} {problem}")
         state = "up to date" if new == old else "out of date" if options.check else "updated"
         if new != old and not options.check:
-            temporary = path.with_name(f".{path.name}.tmp")
-            temporary.write_text(new, encoding="utf-8")
-            os.replace(temporary, path)
+            write_whole(path, new)
         print(f"{path.name}: {state}" + (f", {len(problems)} problems to mend by hand" if problems else ""))
         code |= bool(problems) or state == "out of date"
+        if path.resolve() == ROOT / "TUTORIAL.md":
+            code |= not sync_notebook(new, check=options.check)
     return int(code)
 
 

@@ -4,7 +4,7 @@ Five levels of difficulty, from "What is 7 plus 5?" to short word problems with 
 A mixture of levels is graded: what is out of the policy's reach today comes into reach as it learns.
 
     arithmetic        all levels alike
-    arithmetic:easy   levels 1 and 2: mostly within reach of SmolLM2-135M after its warm-up
+    arithmetic:easy   levels 1 and 2: within reach of SmolLM2-135M after its warm-up, if not every time
     arithmetic:hard   nine in ten of levels 4 and 5: mostly out of its reach
 
 A demonstration is a question with a short worked answer, such as "7+5=12. \boxed{12}".

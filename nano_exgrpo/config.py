@@ -148,7 +148,7 @@ class TrainConfig:
     )
     lora_rank: int = setting(
         0,
-        "train adapters of this rank on frozen weights, with about ten times the lr (needs peft); 0: all weights",
+        "train adapters of this rank on frozen weights, with about ten times the lr; 0: all weights",
         high=4096,
     )
     sampler: str = setting(
@@ -189,6 +189,9 @@ class TrainConfig:
         "trajectories of each step written to samples.jsonl, with the entropy of each token; -1 for all",
         low=-1,
     )
+    tracker: str = setting(
+        "none", "where else the metrics go, for watching a run live", choices="none tensorboard wandb trackio"
+    )
     resume: str = setting("", "run folder to go on with, at its last checkpoint")
 
     def __post_init__(self) -> None:
@@ -216,7 +219,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         TOY, questions_per_step=16, lr=5e-5, max_prompt_length=24, toy_skill_steps=500, start_threshold=-1.0,
         out_of_reach=0.98,
     ),
-    # SmolLM2-135M-Instruct on two CPU cores: it boxes nothing at first, and learns arithmetic in words in 15 minutes.
+    # SmolLM2-135M-Instruct on two CPU cores. It boxes nothing at first: the warm-up shows it how, rewards do the rest.
     "laptop": dict(
         data="arithmetic:easy", steps=30, questions_per_step=8, max_prompt_length=64, max_response_length=32, lr=5e-6,
         system_prompt="Box the answer.", start_threshold=-1.0, sampler="loop", train_batch_tokens=2048,
@@ -251,7 +254,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 # is learned, and from what, may not: the run's config.json has to stay true for all of its steps.
 MAY_CHANGE = frozenset(
     "steps eval_every save_every log_samples sampler device threads dtype rollout_batch train_batch_tokens "
-    "gradient_checkpointing".split()
+    "gradient_checkpointing tracker".split()
 )
 
 

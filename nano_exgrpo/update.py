@@ -81,17 +81,20 @@ def update_policy(
             skipped += 1
         totals["trained_rows"] += len(rows)
     optimizer.zero_grad(set_to_none=True)  # gradients would sit in memory during the next rollouts
-
     totals = distributed.total({**totals, "rows": advantages.numel()})
+    mean_norm = sum(grad_norms) / len(grad_norms) if grad_norms else None
+    return {**update_metrics(totals, config.updates_per_step), "grad_norm": mean_norm, "skipped_updates": skipped}
+
+
+def update_metrics(totals: dict[str, float], updates: int) -> dict[str, float | None]:
+    """Names and means of what an update has summed over its tokens; None where there is nothing to take the mean of."""
 
     def per(name: str, count: str) -> float | None:
         return totals[name] / totals[count] if totals[count] else None
 
     return {
-        "loss": totals["loss"] / config.updates_per_step,
+        "loss": totals["loss"] / updates,
         "entropy": per("entropy", "tokens"),
-        "grad_norm": sum(grad_norms) / len(grad_norms) if grad_norms else None,
-        "skipped_updates": skipped,
         "clip_ratio": per("clipped", "fresh_tokens"),
         "approx_kl": per("approx_kl", "fresh_tokens"),
         "replay/weight_mean": per("replay_weight", "replay_tokens"),

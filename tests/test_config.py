@@ -212,7 +212,7 @@ def test_resume_takes_the_runs_own_settings(run):
 def test_what_may_change_changes(run):
     changes = dict(
         steps=7, eval_every=3, save_every=2, device="cpu", train_batch_tokens=99, rollout_batch=5, threads=2,
-        log_samples=1, sampler="loop", dtype="float32",
+        log_samples=1, sampler="loop", dtype="float32", tracker="tensorboard",
     )  # fmt: skip
     assert MAY_CHANGE == {*changes, "gradient_checkpointing"}
     flags = [word for name, value in changes.items() for word in (f"--{name.replace('_', '-')}", str(value))]

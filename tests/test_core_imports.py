@@ -16,8 +16,7 @@ from conftest import ROOT
 import nano_exgrpo
 
 OPTIONAL = (
-    "matplotlib datasets peft torchao trl pandas scipy accelerate math_verify latex2sympy2_extended bitsandbytes vllm "
-    "antlr4"
+    "matplotlib datasets torchao trl pandas scipy accelerate math_verify latex2sympy2_extended bitsandbytes vllm antlr4"
 ).split()
 
 BLOCK = """
@@ -80,7 +79,17 @@ def imports(path) -> set[str]:
     return {name.split(".")[0] for node in ast.walk(ast.parse(path.read_text())) for name in names(node)}
 
 
-CORE = {"torch", "transformers", "sympy", "tqdm", "tokenizers", "mpmath", "nano_exgrpo", *sys.stdlib_module_names}
+CORE = {
+    "torch",
+    "transformers",
+    "sympy",
+    "tqdm",
+    "tokenizers",
+    "numpy",
+    "mpmath",
+    "nano_exgrpo",
+    *sys.stdlib_module_names,
+}
 FILES = [ROOT / "train.py", *sorted((ROOT / "nano_exgrpo").rglob("*.py"))]
 
 
@@ -90,11 +99,10 @@ def name(path) -> str:
 
 @pytest.mark.parametrize("path", FILES, ids=name)
 def test_files_import_the_core_packages_and_no_others(path):
-    """(tokenizers and numpy come with transformers, mpmath with sympy, safetensors with both.) Other packages only inside a
-    function, where an error can say what to install; never bench or tests."""
+    """Others only inside a function, where an error can say what to install; never bench or tests."""
     top = {name for node in ast.parse(path.read_text()).body for name in names(node)}
     assert {name.split(".")[0] for name in top} <= CORE, top
-    around = {"safetensors", "matplotlib", "numpy", "datasets", "scipy", "gguf"}
+    around = {"safetensors", "matplotlib", "datasets", "scipy", "gguf"}
     assert imports(path) <= CORE | around, imports(path) - CORE - around
 
 

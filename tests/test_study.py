@@ -259,6 +259,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
 def test_workers_end_with_the_process_that_started_them(tmp_path: Path, name: str) -> None:
     script, folder = tmp_path / "living.py", tmp_path / "pids"

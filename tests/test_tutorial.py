@@ -47,6 +47,39 @@ def test_quotations_and_outputs_are_up_to_date() -> None:
     assert len(found) == len(wanted), "run: python docs/sync.py"
 
 
+def test_the_notebook_is_made_from_the_text() -> None:
+    nbformat = pytest.importorskip("nbformat", reason="the notebook is made with nbformat: pip install nbformat")
+    kept = nbformat.read(ROOT / "docs" / "tutorial.ipynb", as_version=4)
+    nbformat.validate(kept)
+    assert kept == sync.notebook(text()), "run: python docs/sync.py"
+    code = [cell for cell in kept.cells if cell.cell_type == "code"]
+    assert len(code) == text().count("```python run") + 1
+    prose = "\n".join(cell.source for cell in kept.cells if cell.cell_type == "markdown")
+    assert "# nano_exgrpo/loss.py, on_policy_term" in prose and "<!--" not in prose and "<details>" not in prose
+    headings = {heading.replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", prose, re.MULTILINE)}
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose):
+        assert link[1:] in headings if link[0] == "#" else "://" in link or (ROOT / "docs" / link).is_file(), link
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_from_top_to_bottom() -> None:
+    """In a kernel of its own, opened in docs/ as a reader would; every output is the recorded one."""
+    nbformat = pytest.importorskip("nbformat", reason="pip install nbformat")
+    nbclient = pytest.importorskip(
+        "nbclient", reason="the notebook is run with nbclient: pip install nbclient ipykernel"
+    )
+    pytest.importorskip("ipykernel", reason="pip install ipykernel")
+    book = nbformat.read(ROOT / "docs" / "tutorial.ipynb", as_version=4)
+    recorded = [printed(cell) for cell in book.cells]
+    nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(ROOT / "docs")}}).execute()
+    assert [printed(cell) for cell in book.cells] == recorded
+
+
+def printed(cell: Any) -> str:
+    outputs = cell.get("outputs", ())
+    return "".join(output.text for output in outputs if output.get("name") == "stdout").rstrip("\n")
+
+
 def slug(heading: str) -> str:
     """The anchor that GitHub gives a heading."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")

@@ -108,7 +108,7 @@ LEARNING = (
 )
 
 
-@pytest.mark.parametrize("algo", ["exgrpo", "grpo"])
+@pytest.mark.parametrize("algo", ["exgrpo", pytest.param("grpo", marks=pytest.mark.slow)])
 def test_the_toy_learns(tmp_path_factory, algo, capsys):
     """`python train.py`, smaller: from seldom right to mostly right. (Measured: 0.25 to 0.8 and more in 30 steps.)"""
     folder = tmp_path_factory.getbasetemp() / "learning"  # both share the warmed-up policy

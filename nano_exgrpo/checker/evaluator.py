@@ -304,16 +304,16 @@ def settled(node: Node, budget: list[int]) -> Node:
         return node
 
 
-def agreed(at: Evaluator, first: Value, second: Value) -> Value:
-    """The second of two extrapolations, if it is the first to more digits than a verdict looks at; 0 below them."""
-    noise = at.ctx.mpf(10) ** -(NOISE + 4)
-    if not at.ctx.isfinite(second) or abs(first - second) > noise * max(1, abs(second)):
+def agreed(at: Evaluator, first: Value, second: Value, scale: Value) -> Value:
+    """The second of two extrapolations from numbers of some size, if it agrees with the first beyond `NOISE` digits."""
+    noise = at.ctx.mpf(10) ** -(NOISE + 4) * scale
+    if not at.ctx.isfinite(second) or abs(first - second) > noise:
         raise Undefined("no limit in sight")
     return at.ctx.mpf(0) if abs(second) < noise else second
 
 
 def limit(at: Evaluator, variable: str, point: Node, body: Node) -> Value:
-    found = []
+    found, scale = [], at.ctx.mpf(0)
     for sign in (infinity(point),) if infinity(point) else (1, -1):
         rows: list[list[Value]] = []
         for k in range(4, 4 + HALVINGS):
@@ -323,8 +323,9 @@ def limit(at: Evaluator, variable: str, point: Node, body: Node) -> Value:
             for m, before in enumerate(rows[-1] if rows else [], 1):
                 row.append(row[-1] + (row[-1] - before) / (2**m - 1))
             rows.append(row)
-        found.append(agreed(at, rows[-2][-1], rows[-1][-1]))
-    return agreed(at, found[0], found[-1])
+        scale = max(abs(row[0]) for row in rows)
+        found.append(agreed(at, rows[-2][-1], rows[-1][-1], scale))
+    return agreed(at, found[0], found[-1], scale)
 
 
 def infinite(at: Evaluator, variable: str, start: Value, body: Node, head: str) -> Value:
@@ -344,7 +345,7 @@ def infinite(at: Evaluator, variable: str, start: Value, body: Node, head: str) 
     alternating = all((x > 0) != (y > 0) for x, y in zip(terms, terms[1:]))
     if abs(terms[-1]) > abs(terms[TERMS // 2 - 1]) * (0.95 if alternating else 0.48):  # 1/n: one half
         raise Undefined("the terms vanish too slowly")
-    return agreed(at, levin(at, parts[:-8], terms[:-8]), levin(at, parts, terms))
+    return agreed(at, levin(at, parts[:-8], terms[:-8]), levin(at, parts, terms), max(map(abs, parts)))
 
 
 def levin(at: Evaluator, parts: list[Value], terms: list[Value]) -> Value:

@@ -246,7 +246,7 @@ def radians(at: Evaluator, a: Value) -> Value:
 
 # --------------------------------------------------------------------------------------------------------- the table
 
-_TABLE = [
+_ROWS = [
     # operations
     Function("+", ANY, "", add),
     Function("*", ANY, "", multiply),
@@ -333,6 +333,6 @@ _TABLE = [
     Function("int", 3, "big", spellings="iint oint"),
     Function("lim", 3, "big", spellings="limit"),
 ]
-FUNCTIONS = {row.name: row for row in _TABLE}
-CALLED = {row.name for row in _TABLE if row.reading in ("prefix", "root", "several", "binomial")}  # written before "("
-SPELLINGS = {spelling: row.name for row in _TABLE for spelling in row.spellings.split()}
+FUNCTIONS = {row.name: row for row in _ROWS}
+CALLED = {row.name for row in _ROWS if row.reading in ("prefix", "root", "several", "binomial")}  # written before "("
+SPELLINGS = {spelling: row.name for row in _ROWS for spelling in row.spellings.split()}

@@ -97,10 +97,7 @@ _SIGN_NAMES = {  # sign -> the commands for it
     "<=": "le leq leqslant leqq",
     ">=": "ge geq geqslant geqq",
     "!=": "ne neq",
-    "<": "lt",
-    ">": "gt",
     "~=": "approx simeq sim cong thickapprox doteq",
-    "==": "equiv",
     "->": "to rightarrow mapsto longrightarrow",
     "=>": "implies Rightarrow Longrightarrow iff Leftrightarrow",
     "setminus": "setminus backslash smallsetminus",
@@ -110,19 +107,15 @@ _SIGN_NAMES = {  # sign -> the commands for it
     r"\}": "} rbrace",
     "(": "langle lparen",
     ")": "rangle rparen",
-    "[": "lbrack",
-    "]": "rbrack",
     "|": "lvert rvert vert mid",
     "||": "| Vert lVert rVert",
-    "deg": "degree",
-    "'": "prime",
-    ":": "colon",
     "...": "ldots dots cdots dotsc dotsb",
     "and": "land wedge",
     "or": "lor vee",
     "top": "top intercal",
 }
 _OPS = {name: sign for sign, names in _SIGN_NAMES.items() for name in names.split()}
+_OPS |= dict(lt="<", gt=">", equiv="==", lbrack="[", rbrack="]", degree="deg", prime="'", colon=":")
 _OPS |= {name: name for name in "in notin cup cap pm mp lfloor rfloor lceil rceil % & _ .".split()}
 _SYMBOLS = {*_GREEK_NAMES, *(name.capitalize() for name in _GREEK_NAMES)} - {"pi"} | set(
     "hbar ell odot mho partial nabla star Re Im imath jmath oplus otimes perp parallel triangle square".split()
@@ -304,21 +297,14 @@ class _Lexer:
             self.at += 1
         elif name == "mathbb":
             letter = self.step(_BLACKBOARD)
-            self.out.append(
-                Token("bad", name)
-                if letter is None
-                else _command("reals")
-                if letter[1] == "R"
-                else Token("name", f"\\mathbb{letter[1]}")
-            )
+            symbol = Token("name", f"\\mathbb{letter[1]}") if letter else Token("bad", name)
+            self.out.append(_command("reals") if letter and letter[1] == "R" else symbol)
         elif name in ("\\", "cr"):
             self.step(_ROW_SPACE)
             self.add("op", "\\\\")
         elif name == "not":
             negated = self.step(_NEGATED)
-            self.out.append(
-                Token("bad", name) if negated is None else Token("op", "!=" if negated[1] == "=" else "notin")
-            )
+            self.add("op" if negated else "bad", ("!=" if negated[1] == "=" else "notin") if negated else name)
         elif name == "AA" or name == "mathring" and (self.argument() or "").strip("{} ").endswith("A"):
             self.add("text", "Å")
         elif name in ("$", "forall", "dim", "rank", "Pr"):
@@ -414,7 +400,7 @@ def tokenize(text: str, lists: bool = False) -> list[Token]:
     if quoted := _QUOTED.fullmatch(text):
         text = quoted[2]
     tokens: list[Token] = []
-    for token in _Lexer(_CIRC.sub(r"\\degree \1", text), lists).run():
+    for token in _Lexer(_CIRC.sub(r"\\degree \1", text) if "circ" in text else text, lists).run():
         if token.kind in ("text", "word") and token.text in _WORD_SIGNS:
             token = Token("op", _WORD_SIGNS[token.text])
         elif token.text == "}" and tokens and tokens[-1].text == "{" and token.kind == tokens[-1].kind == "op":

@@ -375,9 +375,9 @@ class AnswerParser:
                 self.at += 1
                 node = Op("mod", (node, self.signed()))
             elif self.starts_atom():
-                separate = "^" in tree.contents(node)[1] or self.at == self.split_at  # 2^3 3^2, \frac125
-                if before.kind == "num" and self.token.kind == "num" and not separate:
-                    raise ParseError("two numbers side by side")
+                if before.kind == "num" and self.token.kind == "num" and self.at != self.split_at:  # \frac125
+                    if "^" not in tree.contents(node)[1]:  # 2^3 3^2
+                        raise ParseError("two numbers side by side")
                 if before.kind == "op" and before.text in ("%", "deg") and self.token.kind == "num":
                     raise ParseError("a number after a percent or degree sign")
                 node = times(node, self.power())
@@ -856,6 +856,7 @@ class AnswerParser:
             self.at += 1
             return self.call(Sym(f"\\{name} {self.tokens[self.at - 1].text}"))
         under = self.argument()
+        self.split_at = -1  # \vec33 is no product
         if name == "hat" and under in (Op("i"), Sym("j"), Sym("k")):  # the unit vectors, like \\mathbf{i}
             return under
         if name == "overline" and "i" in tree.contents(under)[1]:
@@ -867,6 +868,7 @@ class AnswerParser:
         if self.token.kind == "name":
             return self.atom()
         under = self.argument()
+        self.split_at = -1  # \vec33 is no product
         return Sym(f"\\{name} {name_of(under)}") if isinstance(under, Op) and under.args else under
 
     def angle(self, name: str) -> Node:

@@ -14,7 +14,7 @@ from fractions import Fraction
 from nano_exgrpo.checker.lexer import Token
 
 # dimension: names of a unit = its size in the dimension's base; ... Names of three letters or more have a plural in -s.
-_TABLE = """
+_UNITS = """
 length: m meter metre = 1; in inch inches = 127/5000; ft foot feet = 381/1250; yd yard = 1143/1250
 length: mi mile = 201168/125; micron = 1/1000000; Å angstrom = 1/10000000000
 time: s sec second = 1; min minute = 60; h hr hrs hour = 3600; day = 86400; week = 604800
@@ -50,7 +50,7 @@ pm: pm PM = 1
 any: unit = 1
 """
 NAMED: dict[str, tuple[str, Fraction]] = {}
-for _line in _TABLE.strip().splitlines():
+for _line in _UNITS.strip().splitlines():
     _dimension, _, _units = _line.partition(": ")
     for _names, _, _size in (unit.partition(" = ") for unit in _units.split("; ")):
         for _name in _names.split():

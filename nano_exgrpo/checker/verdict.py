@@ -95,7 +95,9 @@ class Judge:
     """One verdict: `why` says, for people, what decided it."""
 
     def __init__(self, gold: Node, answer: Node):
-        self.gold, self.answer = (settled(node, [SETTLING]) for node in (gold, answer))
+        self.gold, self.answer = (
+            settled(node, [SETTLING]) if tree.contents(node)[1] & BIG else node for node in (gold, answer)
+        )
         self.budget = [BUDGET]  # the work left to this verdict
         self.forms = 0  # comparisons of sympy forms so far
         self.line = RealLine(self.budget)
@@ -130,6 +132,9 @@ class Judge:
             return self.quantities(a, b)
         if (tree.contents(a)[1] | tree.contents(b)[1]) & PLUS_MINUS:
             a, b = self.spread(a), self.spread(b)
+            for x, y, written in ((a, b, whole[1]), (b, a, whole[0])):
+                if isinstance(x, Seq) and x.kind == "tuple" and isinstance(written, Op) and isinstance(y, Seq):
+                    return self.no("a point is not plus or minus a value")
         if isinstance(a, Rel) and isinstance(b, Rel) and self.both_relations(a, b):
             return True
         if self.line.is_real_set(a) or self.line.is_real_set(b):
@@ -380,7 +385,8 @@ class Judge:
             return cases
         for at, case in enumerate(cases):
             if self.is_rest(case.items[-1], conditions[:at] + conditions[at + 1 :]) and any(
-                other.items[-1] == rest and self.equal(other.items[0], case.items[0]) for other in others
+                isinstance(other, Seq) and other.items[1:] == [rest] and self.equal(other.items[0], case.items[0])
+                for other in others
             ):
                 return [*cases[:at], Seq("tuple", [case.items[0], rest]), *cases[at + 1 :]]
         return cases

@@ -111,6 +111,8 @@ def choice(tokens: list[Token]) -> tuple[Token, list[Token], bool] | None:
 
 def statements(tokens: list[Token]) -> list[list[Token]]:
     """An answer, and what it states: `Yes` of "Yes, because ...", the value of "The rank is 3"."""
+    if not any(is_word(token) for token in tokens):
+        return [tokens]
     found = [numbered(tokens)]
     if is_word(tokens[0]) and tokens[0].text.lower() in VERDICTS and tokens[1].text in (",", "."):
         if tokens[2].text.lower() not in VERDICTS:
@@ -169,6 +171,7 @@ def numbered(tokens: list[Token]) -> list[Token]:
             value, at = value + unit, 2 + hyphen
     elif value == 1 and texts[1] in ("hundred", "hundredth"):
         value, at = 100, 2
-    if tokens[start + at].text.lower() in NUMBERS:  # twelve thirty
+    ordinal = texts[at - 1] in ORDINALS or texts[at - 1] == "hundredth"
+    if tokens[start + at].text.lower() in NUMBERS or ordinal and tokens[start + at].kind != "end":  # the second root
         return tokens
     return [Token("num", str(value), Fraction(value)), *tokens[start + at :]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,6 +35,7 @@ from nano_exgrpo.infra.precision import (
 )
 from nano_exgrpo.infra.session import Run, State, held_out_metrics
 from nano_exgrpo.infra.stop import StopRequest
+from nano_exgrpo.infra.tracker import tracker_package
 from nano_exgrpo.policy import Policy, enable_gradient_checkpointing, encode_questions
 from nano_exgrpo.questions import Question, QuestionSampler, load_questions, mislabel, questions_digest, split_held_out
 from nano_exgrpo.replay import ReplayBuffer
@@ -96,6 +98,8 @@ def starting_policy(
             parameter.data = parameter.data.to(weights)  # not model.to, which would also round the tables of RoPE
     else:
         source = config.model if checkpoint is None else str(checkpoint / "model")
+        if distributed.is_main():
+            print(f"loading {source}", flush=True)
         policy = load_policy(source, device=device, dtype=weights, **settings)
     if config.lora_rank:
         add_lora(policy.model, config.lora_rank)
@@ -129,6 +133,7 @@ def check_early(config: TrainConfig) -> None:
         resolve_model_name(config.model)
     if warms_up(config) and not config.warmup_data and not is_arithmetic(config.data):
         raise InputError("--warmup-steps on a real model needs demonstrations: name them with --warmup-data")
+    tracker_package(config.tracker)
     if config.threads:
         torch.set_num_threads(config.threads)
 
@@ -216,20 +221,20 @@ def follow_demonstrations(
 
 def warmed_up_toy(config: TrainConfig, held_out: Sequence[Question], device: torch.device, stop: StopRequest) -> Policy:
     """The toy after its warm start; taken from the cache where that was done before."""
-    phases = toy.warm_start(
-        held_out,
-        skill_steps=config.toy_skill_steps if config.warmup_steps else 0,
-        steps=config.warmup_steps,
-        lr=config.warmup_lr,
-        reasoning=config.toy_reasoning,
-        seed=config.seed,
-    )
-    if not phases:
+    if not config.warmup_steps:
         return toy.build_policy(seed=config.seed, device=device)
     cache = Path(config.run).parent / ".warmup" / warm_start_key(config, device)
     if (cache / "config.json").exists():
         print(f"warmed-up policy from {cache}")
         return load_policy(str(cache), device=device)
+    phases = toy.warm_start(
+        held_out,
+        skill_steps=config.toy_skill_steps,
+        steps=config.warmup_steps,
+        lr=config.warmup_lr,
+        reasoning=config.toy_reasoning,
+        seed=config.seed,
+    )
     policy = toy.build_policy(seed=config.seed, device=device)
     with warmup_bar(sum(phase.steps for phase in phases), stop) as on_step:
         for pairs, steps, lr in phases:
@@ -265,7 +270,10 @@ def warm_start_key(config: TrainConfig, device: torch.device) -> str:
 def warmup_bar(steps: int, stop: StopRequest) -> Iterator[Callable[[int, float], None]]:
     """An `on_step` for `warm_up` with a progress bar. Raises Interrupted after the step in which `stop` was
     requested."""
-    with tqdm(total=steps, desc="warm-up", disable=not distributed.is_main()) as bar:
+    hidden = not distributed.is_main() or not sys.stderr.isatty()
+    if hidden and distributed.is_main():
+        print(f"warm-up: {steps} supervised steps", flush=True)
+    with tqdm(total=steps, desc="warm-up", disable=hidden) as bar:
 
         def on_step(step: int, loss: float) -> None:
             bar.update()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from nano_exgrpo.infra.precision import (
 )
 from nano_exgrpo.infra.run_folder import claim_run, open_run, reopen_run
 from nano_exgrpo.infra.stop import StopRequest
+from nano_exgrpo.infra.tracker import Track, open_tracker
 from nano_exgrpo.policy import Policy
 from nano_exgrpo.questions import Question, QuestionSampler
 from nano_exgrpo.replay import ReplayBuffer
@@ -88,13 +90,20 @@ class Run:
     def __init__(self, config: TrainConfig, stop: StopRequest) -> None:
         self.config, self.stop, self.folder = config, stop, Path(config.run)
         self.resumed = bool(config.resume)
+        self.track: Track = lambda step, row: None
+        self.bar: Any = None
         self.before: dict[str, Any] = {}  # what was measured before a warm-up
         if not self.resumed and distributed.is_main():
             claim_run(self.folder, overwrite=config.overwrite)
 
-    def begin(self, state: State, first: dict[str, Any]) -> None:
-        """Make the folder this run's. What fails or is stopped before leaves it as it was."""
+    def begin(self, state: State) -> None:
+        """Evaluate a new run for the first time and make the folder its own. What fails or is stopped before leaves the
+        folder as it was."""
         self.refuse_if_stopped()
+        first = {} if self.resumed else held_out_metrics(state, self.config)
+        self.refuse_if_stopped()
+        if distributed.is_main():
+            self.track = open_tracker(self.config)
         if distributed.is_main() and self.resumed:
             reopen_run(self.folder, {**asdict(self.config), "resume": ""}, state.step)
         elif distributed.is_main():
@@ -104,13 +113,24 @@ class Run:
     def log(self, step: int, row: dict[str, Any], samples: list[dict[str, Any]]) -> None:
         if distributed.is_main():
             append_lines(self.folder / "metrics.jsonl", [{"step": step, **row}])
+            self.track(step, row)
             append_lines(self.folder / "samples.jsonl", [{"step": step, **sample} for sample in samples])
 
-    def steps(self, state: State) -> tqdm[int]:
-        """The numbers of the steps to do, with a progress bar."""
+    def steps(self, state: State) -> Iterable[int]:
+        """The numbers of the steps to do, with a progress bar on a terminal."""
         first, last = state.step + 1, self.config.steps
-        quiet = not distributed.is_main()
-        return tqdm(range(first, last + 1), desc=self.config.algo, initial=state.step, total=last, disable=quiet)
+        hidden = not distributed.is_main() or not sys.stderr.isatty()
+        self.bar = tqdm(range(first, last + 1), desc=self.config.algo, initial=state.step, total=last, disable=hidden)
+        return self.bar
+
+    def show(self, step: int, row: dict[str, Any]) -> None:
+        """How it goes: beside the bar, or where there is none a line every ten steps."""
+        names = {"reward": "reward", "entropy": "entropy", "buffer": "buffer/questions", "retired": "buffer/retired"}
+        shown = {name: row[key] for name, key in {**names, "tok_s": "tokens_per_second"}.items()}
+        shown = {name: f"{value:.2f}" if isinstance(value, float) else str(value) for name, value in shown.items()}
+        self.bar.set_postfix(shown)
+        if self.bar.disable and distributed.is_main() and (step % 10 == 0 or step == self.config.steps):
+            print(f"step {step} of {self.config.steps}: " + ", ".join(f"{k} {v}" for k, v in shown.items()), flush=True)
 
     def save_if_due(self, state: State) -> bool:
         """Write a checkpoint where it is time. Returns whether the run was asked to stop, and so is over."""
@@ -152,6 +172,8 @@ class Run:
 
 def held_out_metrics(state: State, config: TrainConfig) -> dict[str, Any]:
     """The policy's accuracy on held-out questions, with its interval."""
+    if state.step == 0 and distributed.is_main():
+        print(f"evaluating on {len(state.held_out)} held-out questions", flush=True)
     groups = evaluate(
         state.policy.at(EVAL_TEMPERATURE),
         distributed.shard(state.held_out),
