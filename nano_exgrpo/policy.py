@@ -188,7 +188,8 @@ def end_of_turn(tokenizer: Any) -> int | None:
         turn = [{"role": "user", "content": "?"}, {"role": "assistant", "content": content}]
         try:
             text = tokenizer.apply_chat_template(turn, tokenize=False)
-        except Exception:  # no template, or one that knows no such turn
+            text.encode()
+        except Exception:  # no template, one that knows no such turn, or half a surrogate pair in it
             continue
         if words in text:
             after = tokenizer(text[text.rfind(words) + len(words) :].lstrip(), add_special_tokens=False)["input_ids"]
@@ -229,6 +230,7 @@ def render(tokenizer: Any, prompt: str, system_prompt: str) -> str:
             messages.append({"role": "user", "content": form(user)})
             try:
                 text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+                text.encode()  # fails at half a surrogate pair, as the tokenizer would
             except Exception as error:  # a template is a program of its author's, and fails as it likes
                 problem = str(error).strip().split("\n")[0][:200]
                 continue

@@ -323,6 +323,7 @@ def test_a_template_never_swallows_the_question_or_the_system_prompt(template, w
 @pytest.mark.parametrize(
     "template",
     [
+        "{% for m in messages %}{{ m.content }}\ud800{% endfor %}",  # half a surrogate pair
         "{% for m in messages %}",
         "{% for m in messages %}w1 {% endfor %}",
         {"tool_use": "w1", "rag": "w2"},

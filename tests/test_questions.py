@@ -305,6 +305,8 @@ def test_sampler_resumes_in_the_middle_of_an_epoch():
     again.load_state_dict(state)
     assert [sampler.draw(4) for _ in range(20)] == [again.draw(4) for _ in range(20)]
     assert sampler.epoch == again.epoch > 5
+    with pytest.raises(KeyError):  # a queue of other questions: now, not in the step that asks for one
+        again.load_state_dict({**state, "queue": ["99"]})
 
 
 # ------------------------------------------------------------------------------------------- label noise
