@@ -540,6 +540,13 @@ def test_models_that_bend_their_logits_are_refused():
         require_exact(make_policy(CohereForCausalLM(config), tokenizer))
 
 
+def test_weights_that_are_not_finite_are_named():
+    policy = build("llama")
+    policy.model.get_input_embeddings().weight.data[15] = torch.nan  # of a token that is asked for
+    with pytest.raises(InputError, match="not finite: its weights are damaged"):
+        require_exact(policy)
+
+
 def test_dropout_is_off():
     """π_θ must be one distribution: the same call twice gives the same log-probabilities."""
     policy = build("gpt2")  # GPT-2 configures a dropout of 0.1

@@ -213,6 +213,8 @@ def what_is_inexact(policy: Policy) -> str:
     if not near(logits, torch.linspace(-1000, 1000, logits.numel(), device=logits.device).view_as(logits)):
         return "scales or caps its logits after the projection"
     hidden = states(ids[None])  # [1, 12, H]
+    if not hidden.isfinite().all():
+        return "computes numbers that are not finite: its weights are damaged"
     if len(seen) != 1 or seen[0].shape != hidden.shape or not near(seen[0], hidden):
         return "has layers between its last hidden state and the projection"
 
