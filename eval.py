@@ -14,6 +14,11 @@ sum them up with 95 % intervals that take the question as the unit (results.json
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while importing ends without a traceback
+
 import dataclasses
 import json
 import os
@@ -331,4 +336,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())

@@ -18,6 +18,11 @@ are written to OUT/<study>.md and OUT/<study>.png.
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while importing ends without a traceback
+
 import argparse
 import contextlib
 import multiprocessing
@@ -245,4 +250,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())

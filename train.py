@@ -14,6 +14,11 @@ constant.
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while importing ends without a traceback
+
 import math
 import sys
 from contextlib import nullcontext

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import data_file, files_of, flags_of, in_step, metrics, tiny_config, tiny_toy
+from conftest import ROOT, data_file, files_of, flags_of, in_step, metrics, tiny_config, tiny_toy
 
 import train
 from nano_exgrpo.infra import distributed
@@ -267,3 +271,14 @@ def test_the_toy_refuses_words_that_it_would_drop(tmp_path, capsys):
     flags = ["--data", str(data), "--held-out", "2", "--run", str(tmp_path / "r"), "--warmup-steps", "0"]
     assert train.main(flags) == 2
     assert "the toy reads only sums" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("script", ["train.py", "eval.py", "study.py"])
+def test_ctrl_c_while_importing_is_no_traceback(script):
+    child = subprocess.Popen(
+        [sys.executable, script, "--help"], cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    time.sleep(0.5)  # the imports take seconds
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode != 0 and b"Traceback" not in said
