@@ -134,7 +134,7 @@ def test_update_equals_the_loss_of_the_whole_batch(normalize_rows, unclipped):
     config = loss_config(normalize_rows=normalize_rows, group_size=3, entropy_coef=0.3)
     result = update_policy(policy, optimizer, groups, advantages, config, clip_range=0.2)
     difference = (optimizer.gradients[0] - expected).abs().max() / expected.abs().max()
-    assert difference < 1e-7, difference  # advantages are float32
+    assert difference < 1e-6, difference  # advantages are float32, of which an ulp is 1.2e-7
     assert result["loss"] == pytest.approx(-objective.item() / denominator)
     assert result["entropy"] == pytest.approx(bonus.item() / tokens)
     assert result["grad_norm"] == pytest.approx(expected.norm().item())
